@@ -1,0 +1,102 @@
+"""Scaled dot-product attention without a framework: exact semantics, NumPy or CuPy arrays in and out."""
+
+from sdpa_ref.api import (
+    scaled_dot_product_attention,
+    sdpa,
+    sdpa_stages,
+    sdpa_state,
+    sdpa_vjp,
+    sdpa_weights,
+)
+from sdpa_ref.biases import ALiBi, alibi_slopes
+from sdpa_ref.dropout import Dropout
+from sdpa_ref.gradients import Gradients
+from sdpa_ref.layers import (
+    AttentionHead,
+    Embedding,
+    Linear,
+    MultiHeadAttention,
+    SpatialAttention,
+    patchify,
+    sinusoidal_positions,
+    unpatchify,
+)
+from sdpa_ref.masks import (
+    Causal,
+    Chunked,
+    FirstTokens,
+    KeyLengths,
+    KeyStarts,
+    Mask,
+    MaskFunction,
+    Packed,
+    Prefix,
+    QueryLengths,
+    Segments,
+    Tree,
+    Window,
+)
+from sdpa_ref.reference import Stages
+from sdpa_ref.registry import BackendUnavailable, load, names
+from sdpa_ref.state import AttentionState
+
+__version__ = "0.1.0"
+__all__ = [
+    "ALiBi",
+    "AttentionHead",
+    "AttentionState",
+    "BackendUnavailable",
+    "Causal",
+    "Chunked",
+    "Dropout",
+    "Embedding",
+    "FirstTokens",
+    "Gradients",
+    "KeyLengths",
+    "KeyStarts",
+    "Linear",
+    "Mask",
+    "MaskFunction",
+    "MultiHeadAttention",
+    "Packed",
+    "Prefix",
+    "QueryLengths",
+    "Segments",
+    "SpatialAttention",
+    "Stages",
+    "Tree",
+    "Window",
+    "alibi_slopes",
+    "get_num_threads",
+    "load",
+    "names",
+    "patchify",
+    "scaled_dot_product_attention",
+    "sdpa",
+    "sdpa_stages",
+    "sdpa_state",
+    "sdpa_vjp",
+    "sdpa_weights",
+    "set_num_threads",
+    "sinusoidal_positions",
+    "unpatchify",
+]
+
+
+def set_num_threads(n: int) -> None:
+    """Set how many threads the CPU backend may use, the calling one included.
+
+    Parameters
+    ----------
+    n : int
+        At least 1.
+    """
+    load("numba").threads.set_num_threads(n)
+
+
+def get_num_threads() -> int:
+    """Return how many threads the CPU backend may use.
+
+    The default is the environment variable ``SDPA_REF_NUM_THREADS``, else the number of processors that the process may use.
+    """
+    return int(load("numba").threads.get_num_threads())

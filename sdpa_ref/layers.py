@@ -1,0 +1,3 @@
+Linear = AttentionHead = MultiHeadAttention = SpatialAttention = Embedding = patchify = unpatchify = (
+    sinusoidal_positions
+) = None

@@ -1,0 +1,373 @@
+"""What all masks share: the grid they are laid over, the operators, and the reduction to the normal form."""
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.arrays import as_array
+from sdpa_ref.masks import drawing
+from sdpa_ref.masks.checks import check_broadcast
+from sdpa_ref.masks.intervals import Bound, Intervals, Rows, complement, everything, intersection, normal_form
+
+_FEW = 1024  # entries of a mask's own array that are compared by value
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a mask is laid over: the sizes, and where each query stands.
+
+    `positions` are in units of key indices and `origin` is the key index of position 0 (the first key of the row's
+    document); both broadcast to ``(*batch, L)``.
+    """
+
+    batch: tuple[int, ...]
+    heads: int
+    L: int
+    S: int
+    positions: Bound
+    origin: Bound
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weights, ``(*batch, Hq, L, S)``."""
+        return (*self.batch, self.heads, self.L, self.S)
+
+
+class Mask:
+    """What the mask objects share: the operators and the ways to look at them."""
+
+    positional = False  # whether the meaning depends on where the queries stand
+    counts_in_documents = False  # whether `Packed` changes what is counted
+
+    def __and__(self, other: Any) -> "Mask":
+        return All((self, as_mask(other)))
+
+    def __rand__(self, other: Any) -> "Mask":
+        return All((as_mask(other), self))
+
+    def __or__(self, other: Any) -> "Mask":
+        return AnyOf((self, as_mask(other)))
+
+    def __ror__(self, other: Any) -> "Mask":
+        return AnyOf((as_mask(other), self))
+
+    def __invert__(self) -> "Mask":
+        return Not((self,))
+
+    __array_ufunc__ = None  # a NumPy array on the left of & hands over to __rand__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(_short, self._values()))})"
+
+    @cached_property
+    def cacheable(self) -> bool:
+        """Whether what follows from the mask may be kept: its values are few and cannot change."""
+        return all(
+            value.size <= _FEW if isinstance(value, np.ndarray) else not callable(value) for value in self._values()
+        ) and all(part.cacheable for part in getattr(self, "parts", ()))
+
+    @cached_property
+    def key(self) -> Any:
+        """What makes two masks equal: type and values, or the identity of a mask that is not cacheable."""
+        if not self.cacheable:
+            return object()
+        return (
+            type(self),
+            *((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in self._values()),
+        )
+
+    def _values(self) -> list[Any]:
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # all are dataclasses
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.key)
+
+    def dense(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
+              query_offset: Any = None) -> np.ndarray[Any, np.dtype[np.bool_]]:  # fmt: skip
+        """Return the mask as a boolean array, True where the query may attend.
+
+        Parameters
+        ----------
+        L, S : int
+            Query and key length.
+        batch : tuple of int, optional
+            Leading axes; by default those that the mask's own arrays have.
+        heads : int, optional
+            Query heads Hq; by default those that the mask's own arrays have.
+        query_offset : int, array of int, "start" or "end", optional
+            As in `sdpa`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape ``(L, S)``, or ``(*batch, Hq, L, S)`` where there are batch axes or heads.
+
+        Examples
+        --------
+        >>> Causal().dense(2, 3, query_offset="end").astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+        """
+        grid = self._grid(L, S, batch, heads, query_offset)
+        keep = np.ascontiguousarray(np.broadcast_to(self._keep(grid, 0, L), grid.shape))
+        return keep if grid.batch or heads is not None or grid.heads != 1 else keep[0]
+
+    def show(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
+             query_offset: Any = None) -> str:  # fmt: skip
+        """Return a text picture of the mask: one line a query, ``#`` where it may attend and ``.`` where not.
+
+        The parameters are those of `dense`. A long side is thinned out, and the picture says so; several batch entries or heads are
+        drawn below one another.
+
+        Examples
+        --------
+        >>> print((Window(1, 0) | FirstTokens(1)).show(4, 4))
+            0123
+          0 #...
+          1 ##..
+          2 ###.
+          3 #.##
+        """
+        return drawing.picture(self.dense(L, S, batch=batch, heads=heads, query_offset=query_offset))
+
+    def explain(self, i: int, j: int, L: int, S: int, *, b: int = 0, h: int = 0, batch: tuple[int, ...] | None = None,
+                heads: int | None = None, query_offset: Any = None) -> str:  # fmt: skip
+        """Return in words which parts of the mask keep or drop key `j` for query `i`.
+
+        Parameters
+        ----------
+        i, j : int
+            Query row and key.
+        L, S, batch, heads, query_offset
+            As in `dense`.
+        b, h : int
+            Batch entry (over the flattened leading axes) and query head.
+
+        Examples
+        --------
+        >>> print((Causal() & Window(2, 0)).explain(3, 0, 4, 4))
+        query 3 may not attend to key 0
+          drop  Causal() & Window(2, 0)
+            keep  Causal()
+            drop  Window(2, 0)
+        """
+        grid = self._grid(L, S, batch, heads, query_offset)
+        where = (*np.unravel_index(b, grid.batch), h) if grid.batch else (h,)
+        for name, index, size in (("i", i, L), ("j", j, S), ("h", h, grid.heads)):
+            if not 0 <= index < size:
+                raise ValueError(f"{name} must be in [0, {size}), got {index}")
+        lines: list[str] = []
+
+        def visit(mask: Mask, depth: int) -> bool:
+            kept = bool(np.broadcast_to(mask._keep(grid, i, i + 1), (*grid.shape[:-2], 1, S))[(*where, 0, j)])
+            lines.append(f"{'  ' * depth}{'keep' if kept else 'drop'}  {mask!r}")
+            for part in getattr(mask, "parts", ()):
+                visit(part, depth + 1)
+            return kept
+
+        kept = visit(self, 1)
+        place = int(np.broadcast_to(grid.positions, (*grid.batch, L))[(*where[:-1], i)])
+        stands = f" (at position {place})" if any(part.positional for part in walk(self)) and place != i else ""
+        return "\n".join([f"query {i}{stands} may{'' if kept else ' not'} attend to key {j}", *lines])
+
+    def _grid(self, L: int, S: int, batch: tuple[int, ...] | None, heads: int | None, query_offset: Any) -> Grid:
+        """Return the grid of a mask that is looked at on its own, with the axes that its arrays ask for."""
+        from sdpa_ref.masks.positions import place_queries  # it reads the rules, which are made of this class
+
+        axes = [part._axes() for part in walk(self)]
+        if batch is None:
+            offset = () if query_offset is None or isinstance(query_offset, str) else np.shape(query_offset)
+            batch = np.broadcast_shapes(offset, *(own for own, _ in axes))
+        heads = max(own for _, own in axes) if heads is None else heads
+        check_sizes(self, batch, heads, L, S)
+        positions, origin, _ = place_queries(self, query_offset, batch, L, S, alibi=False)
+        return Grid(batch, heads, L, S, positions, origin)
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        """Return the visible keys as intervals, or None where intervals cannot say it."""
+        return None
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        """Return for rows [i0, i1) which keys are visible, a boolean array that broadcasts to (*batch, Hq, i1 - i0, S)."""
+        raise AssertionError("a mask states its rule as intervals or as pairs")
+
+    def _keep(self, grid: Grid, i0: int, i1: int) -> Any:
+        """Return what `_pairs` returns, from the intervals where the rule is stated so."""
+        rows = self._rows(grid)
+        if rows is None:
+            return self._pairs(grid, i0, i1)
+        j = np.arange(grid.S)
+        keep = np.zeros((i1 - i0, grid.S), bool)
+        for start, stop in rows:
+            start, stop = (
+                np.broadcast_to(x, np.broadcast_shapes(x.shape, (grid.L,)))[..., i0:i1] for x in (start, stop)
+            )
+            keep = keep | ((j >= start[..., None]) & (j < stop[..., None]))
+        return keep[..., None, :, :] if keep.ndim > 2 else keep
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        """Raise the error of a mask that does not fit these sizes."""
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        """Return the batch axes and the number of heads that the mask's own arrays ask for."""
+        return (), 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class All(Mask):
+    """Every part keeps the key: what ``&`` makes."""
+
+    parts: tuple[Mask, ...]
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({p!r})" if isinstance(p, AnyOf) else repr(p) for p in self.parts)
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        rows = [part._rows(grid) for part in self.parts]
+        return None if any(r is None for r in rows) else reduce(intersection, rows)  # type: ignore[arg-type]
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        return reduce(operator.and_, (part._keep(grid, i0, i1) for part in self.parts))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnyOf(Mask):
+    """At least one part keeps the key: what ``|`` makes."""
+
+    parts: tuple[Mask, ...]
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        rows = [part._rows(grid) for part in self.parts]
+        return None if any(r is None for r in rows) else list(itertools.chain(*rows))  # type: ignore[arg-type]
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        return reduce(operator.or_, (part._keep(grid, i0, i1) for part in self.parts))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    """The part drops the key: what ``~`` makes."""
+
+    parts: tuple[Mask]
+
+    def __repr__(self) -> str:
+        (part,) = self.parts
+        return f"~({part!r})" if isinstance(part, (All, AnyOf)) else f"~{part!r}"
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        rows = self.parts[0]._rows(grid)
+        return None if rows is None else complement(rows, grid.S)
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        return ~self.parts[0]._keep(grid, i0, i1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BooleanArray(Mask):
+    """A boolean array, True where the query may attend, as it was given."""
+
+    array: Any
+
+    def __repr__(self) -> str:
+        return f"array{self.array.shape}"
+
+    cacheable = False  # the array may change between calls
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:
+            return None
+        if self.array.ndim > 2 and self.array.shape[-3] != 1:
+            return None
+        keys = np.broadcast_to(self.array, (*self.array.shape[:-1], grid.S))
+        keys = keys.reshape(keys.shape[:-3] + keys.shape[-1:]) if keys.ndim > 2 else keys.reshape(grid.S)
+        edges = np.diff(keys.astype(np.int8), prepend=0, append=0, axis=-1)  # the same keys for all rows: padding
+        if (edges == 1).sum(-1).max(initial=0) > 1:
+            return None
+        start, stop = (edges == 1).argmax(-1), (edges == -1).argmax(-1)
+        return [(start[..., None], stop[..., None])]
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        per_row = self.array.ndim > 1 and self.array.shape[-2] != 1
+        return self.array[..., i0:i1, :] if per_row else self.array
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        check_broadcast("mask", self.array.shape, batch, heads, L, S)
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        return self.array.shape[:-3], self.array.shape[-3] if self.array.ndim > 2 else 1
+
+
+def as_mask(value: Any) -> Mask:
+    """Return a mask object; a TypeError says whether ``bias=`` or ``mask=`` was probably meant."""
+    if isinstance(value, Mask):
+        return value
+    if isinstance(value, type) and issubclass(value, Mask):
+        raise TypeError(f"mask must be a mask object, got the class {value.__name__}: write {value.__name__}(...)")
+    array = as_array("mask", value)
+    if array.dtype == np.bool_:
+        return BooleanArray(array)
+    hint = ""
+    if array.dtype.kind in "iu":
+        hint = "; use mask.astype(bool) if 1 means that the query may attend"
+    elif array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        hint = "; pass numbers that are added to the scores as bias="
+    raise TypeError(f"mask must be a mask object or a boolean array (True = may attend), got {array.dtype}{hint}")
+
+
+def walk(mask: Mask) -> Iterator[Mask]:
+    """Return an iterator over the mask and all its parts."""
+    yield mask
+    for part in getattr(mask, "parts", ()):
+        yield from walk(part)
+
+
+def check_sizes(mask: Mask, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+    """Raise the error of the first part of the mask that does not fit these sizes."""
+    for part in walk(mask):
+        part._check(batch, heads, L, S)
+
+
+def joined(mask: Mask | None) -> list[Mask]:
+    """Return the masks that ``&`` joins at the top."""
+    if mask is None:
+        return []
+    return list(itertools.chain.from_iterable(map(joined, mask.parts))) if isinstance(mask, All) else [mask]
+
+
+def reduce_mask(mask: Mask | None, grid: Grid) -> tuple[Intervals | None, list[BooleanArray], list[Mask]]:
+    """Return the normal form: intervals (None: all keys), boolean arrays and rules, to be joined by "and"."""
+    rows, arrays, rules = everything(grid.S), [], []
+    for part in joined(mask):
+        own = part._rows(grid)
+        if own is not None:
+            rows = intersection(rows, own)
+        elif isinstance(part, BooleanArray):
+            arrays.append(part)
+        else:
+            rules.append(part)
+    intervals, exact = normal_form(rows, grid.S, (*grid.batch, grid.L))
+    if not exact:
+        rules += [part for part in joined(mask) if part._rows(grid) is not None]
+    all_keys = (intervals.start == 0).all() and (intervals.stop == grid.S).all()
+    return None if all_keys else intervals, arrays, rules
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    return str(value.tolist()) if value.size <= 16 else f"array{value.shape}"

@@ -1,0 +1,71 @@
+"""The errors of masks: wrong types, shapes and lengths, each said in the words of the argument."""
+
+from typing import Any
+
+import numpy as np
+
+
+def check_broadcast(name: str, shape: tuple[int, ...], batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+    """Raise a ValueError unless an array of this shape broadcasts to the shape of the weights."""
+    target = (*batch, heads, L, S)
+    if broadcastable(shape, target):
+        return
+    hint = ""
+    if len(shape) == 3 and batch and shape[0] == batch[-1] and broadcastable(shape[1:], (L, S)):
+        hint = f"; axis -3 counts query heads: for one {name} a batch entry pass {name}[:, None]"
+    raise ValueError(f"{name} must broadcast to (..., Hq, L, S) = {target}, got {shape}{hint}")
+
+
+def broadcastable(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    return len(shape) <= len(target) and all(
+        n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)
+    )
+
+
+def broadcasts(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    if not broadcastable(shape, batch):
+        raise ValueError(f"mask: {name} must broadcast to {batch}, got {shape}")
+
+
+def fits(name: str, n: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
+    broadcasts(f"{name} (one a batch entry)", n.shape, batch)
+    if (n > size).any():
+        raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n.max()}")
+
+
+def last_axis(name: str, array: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
+    if array.shape[-1] != size:
+        raise ValueError(f"mask: {name} must have one entry for each of {axis} = {size}, got shape {array.shape}")
+    broadcasts(name, array.shape[:-1], batch)
+
+
+def integers(name: str, value: Any, axes: int = 0) -> Any:
+    given = np.array(value)
+    if given.size == 0 and not hasattr(value, "dtype"):
+        given = given.astype(np.int64)  # an empty list has no type of its own
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"mask: {name} must be integers, got {given.dtype}")
+    if given.ndim < axes:
+        raise ValueError(f"mask: {name} must have at least {axes} axis, got shape {given.shape}")
+    array = given.astype(np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def lengths(name: str, value: Any, axes: int = 0) -> Any:
+    array = integers(name, value, axes)
+    if (array < 0).any():
+        raise ValueError(f"mask: {name} must not be negative, got {array.min()}")
+    return array
+
+
+def count(name: str, value: Any, hint: str = "", minimum: int = 0) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"mask: {name} must be an integer, got {type(value).__name__}{hint}")
+    if value < minimum:
+        raise ValueError(f"mask: {name} must be at least {minimum}, got {value}{hint}")
+    return int(value)
+
+
+def put(mask: Any, name: str, value: Any) -> None:
+    object.__setattr__(mask, name, value)  # the one change of a frozen object: its own checked form

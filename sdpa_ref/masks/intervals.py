@@ -1,0 +1,89 @@
+"""Sets of keys that are a few intervals per query row, and the algebra on them: the cheap form of a mask.
+
+A set is a list of pairs ``(start, stop)`` of int64 arrays that broadcast to ``(*batch, L)``; row i holds the union of
+its ``[start, stop)``. Bounds may lie outside [0, S] and intervals may overlap until `tidy` has seen them.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+Bound: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Rows: TypeAlias = list[tuple[Bound, Bound]]
+
+
+class Intervals(NamedTuple):
+    """The normal form: a row sees the keys ``[0, prefix)`` and ``[start, stop)``.
+
+    int64 arrays of one shape ``(*batch, L)``, with 0-strides where rows or batch entries agree. Every bound lies in
+    [0, S]; an empty part is ``prefix = 0`` or ``start = stop = 0``; where both parts hold keys, ``prefix < start``.
+    """
+
+    prefix: Bound
+    start: Bound
+    stop: Bound
+
+
+def everything(S: int) -> Rows:
+    """Return the set of all keys."""
+    return [(np.zeros((1,), np.int64), np.full((1,), S, np.int64))]
+
+
+def intersection(a: Rows, b: Rows) -> Rows:
+    """Return the keys in both sets."""
+    return [(np.maximum(s, t), np.minimum(e, f)) for s, e in a for t, f in b]
+
+
+def complement(a: Rows, S: int) -> Rows:
+    """Return the keys of [0, S) outside the set: the gaps between its intervals."""
+    gaps, reached = [], np.zeros((1,), np.int64)
+    for start, stop in tidy(a, S):
+        used = start < stop
+        gaps.append((reached, np.where(used, start, reached)))
+        reached = np.where(used, stop, reached)
+    return [*gaps, (reached, np.full_like(reached, S))]
+
+
+def tidy(rows: Rows, S: int) -> Rows:
+    """Return the same set with its intervals clipped to [0, S], sorted, disjoint and apart; empty ones are (0, 0) and last."""
+    if not rows:
+        return []
+    bounds = np.broadcast_arrays(*(np.clip(bound, 0, S) for pair in rows for bound in pair))
+    start, stop = np.stack(bounds[0::2]), np.stack(bounds[1::2])
+    start, stop = _sorted(start, stop, S)
+    for k in range(1, len(start)):
+        joins = (start[k] < stop[k]) & (start[k] <= stop[k - 1])  # overlaps or touches: the later one takes it in
+        start[k] = np.where(joins, start[k - 1], start[k])
+        stop[k] = np.where(joins, np.maximum(stop[k - 1], stop[k]), stop[k])
+        stop[k - 1] = np.where(joins, start[k - 1], stop[k - 1])
+    if len(start) > 1:
+        start, stop = _sorted(start, stop, S)
+    empty = start >= stop
+    start[empty] = stop[empty] = 0
+    return [(s, e) for s, e, none in zip(start, stop, empty, strict=True) if not none.all()]
+
+
+def normal_form(rows: Rows, S: int, shape: tuple[int, ...]) -> tuple[Intervals, bool]:
+    """Return the set as `Intervals`, and whether they say it all; if not, they are its hull."""
+    parts = tidy(rows, S)
+    zero = np.zeros((1,), np.int64)
+    first, last = (parts[0], parts[-1]) if parts else ((zero, zero), (zero, zero))
+    two = len(parts) == 2
+    exact = len(parts) < 2 or (two and bool(np.all((first[0] == 0) | (last[0] >= last[1]))))
+    if len(parts) < 2:
+        prefix, start, stop = zero, *first
+    elif exact:
+        single = last[0] >= last[1]
+        prefix = np.where(single, 0, first[1])
+        start, stop = (np.where(single, f, x) for f, x in zip(first, last, strict=True))
+    else:
+        start = first[0]
+        stop = np.maximum.reduce([stop for _, stop in parts])
+        prefix = zero
+    return Intervals(*(np.broadcast_to(bound, shape) for bound in (prefix, start, stop))), exact
+
+
+def _sorted(start: Bound, stop: Bound, S: int) -> tuple[Bound, Bound]:
+    """Return the intervals of each row in order of their start, the empty ones last."""
+    order = np.argsort(np.where(start < stop, start, S + 1), axis=0, kind="stable")
+    return np.take_along_axis(start, order, 0), np.take_along_axis(stop, order, 0)

@@ -1,0 +1,118 @@
+"""Backends by name: a plain entry-point group, read once, loaded at first use."""
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from sdpa_ref.problem import Problem
+
+GROUP = "sdpa_ref.backends"
+_BY_KIND = {"numpy": ("numba", "reference"), "cupy": ("cupy",)}  # what backend=None tries, in this order
+
+
+class BackendUnavailable(RuntimeError):
+    """A known backend that cannot run here; the message has the reason and what to install."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all known backends, usable here or not.
+
+    Examples
+    --------
+    >>> "reference" in names()
+    True
+    """
+    return ("reference", *sorted(_entry_points()))
+
+
+def load(name: str) -> ModuleType:
+    """Return the backend's module, ready to be used.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name.
+    BackendUnavailable
+        For a backend that cannot run here, with the reason and the install command.
+    """
+    backend = _module(name)
+    reason = backend.unavailable()
+    if reason is not None:
+        raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")
+    return backend
+
+
+def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleType:
+    """Return the module that solves the problem: the named one and no other, or the first fit for the kind of array."""
+    if name is None:
+        return _default(problem, task)
+    backend = load(name)
+    if backend.ARRAYS != problem.kind:
+        raise TypeError(
+            f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; nothing is moved between host and "
+            "device behind your back"
+        )
+    reason = _refusal(backend, problem, task)
+    if reason is not None:
+        raise NotImplementedError(f"backend {name!r} does not support this problem: {reason}")
+    return backend
+
+
+def _default(problem: Problem, task: str) -> ModuleType:
+    reasons = []
+    for name in _BY_KIND[problem.kind]:
+        try:
+            backend = load(name)
+        except (BackendUnavailable, ValueError) as error:
+            reasons.append(str(error))
+            continue
+        reason = _refusal(backend, problem, task)
+        if reason is None:
+            return backend
+        reasons.append(f"{name}: {reason}")
+    raise BackendUnavailable(f"no backend for {problem.kind} arrays: " + "; ".join(reasons))
+
+
+def _refusal(backend: ModuleType, problem: Problem, task: str) -> str | None:
+    if not hasattr(backend, task):
+        return {
+            "vjp": "it has no gradients",
+            "stages": 'the stages come from the reference: backend="reference"',
+        }[task]
+    reason: str | None = backend.unsupported(problem)
+    return reason
+
+
+@cache
+def _entry_points() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    found: dict[str, Any] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name == "reference" or (entry.name in found and found[entry.name].value != entry.value):
+            raise ValueError(
+                f"two backends are registered as {entry.name!r}, one of them by {entry.value!r}: uninstall one"
+            )
+        found[entry.name] = entry
+    return found
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    if name == "reference":
+        return import_module("sdpa_ref.reference")
+    if name not in _entry_points():
+        raise ValueError(f"unknown backend {name!r}; there are {', '.join(map(repr, names()))}")
+    try:
+        module: ModuleType = _entry_points()[name].load()
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"backend {name!r} cannot be loaded: {error}; try: pip install 'sdpa-ref[{name}]'"
+        ) from error
+    return module

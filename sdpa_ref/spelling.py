@@ -1,0 +1,72 @@
+"""What other libraries call our arguments: a keyword of theirs gets an error that shows our spelling."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+OURS = (
+    "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout", "layout", "backend", "out", "grad_lse",
+)  # fmt: skip
+
+_CAUSAL = 'mask=Causal(), with query_offset="start" or "end" where L and S differ'
+_WINDOW = "mask=Window(left, right), both inclusive and None for open"
+_THEIRS = {
+    "is_causal": _CAUSAL,
+    "causal": _CAUSAL,
+    "use_causal_mask": _CAUSAL,
+    "attn_mask": "mask= for a boolean array (True = may attend), bias= for numbers that are added",
+    "attention_mask": "mask= for a boolean array (True = may attend), bias= for numbers that are added",
+    "attn_bias": "bias=",
+    "key_padding_mask": "mask=KeyLengths(n), or mask=~m[:, None, None, :] where m is True for padding",
+    "block_mask": "mask=, a mask object",
+    "mask_mod": "mask=MaskFunction(f)",
+    "dropout_p": "dropout=Dropout(p, seed)",
+    "training": "dropout=Dropout(p, seed), or no dropout",
+    "enable_gqa": "nothing: grouped heads need no switch, Hq may be any multiple of Hkv",
+    "window_size": _WINDOW,
+    "local_window_size": _WINDOW,
+    "sliding_window": "mask=Window(w - 1, 0), which counts the query itself",
+    "window_left": "mask=Window(left, 0)",
+    "softmax_scale": "scale=",
+    "sm_scale": "scale=",
+    "scaling": "scale=",
+    "attn_scale": "scale=",
+    "logits_soft_cap": "softcap=",
+    "attn_logits_soft_cap": "softcap=",
+    "logit_cap": "softcap=",
+    "alibi_slopes": "bias=ALiBi(slopes)",
+    "sinks": "sink=",
+    "s_aux": "sink=",
+    "learnable_sink": "sink=",
+    "cache_seqlens": "mask=KeyLengths(n)",
+    "seqlens_k": "mask=KeyLengths(n)",
+    "key_value_seq_lengths": "mask=KeyLengths(n)",
+    "query_seq_lengths": "mask=QueryLengths(n)",
+    "nonpad_kv_seqlen": 'mask=KeyLengths(n), query_offset="end"',
+    "cu_seqlens_q": "mask=Packed(q_lengths, k_lengths)",
+    "cu_seqlens_k": "mask=Packed(q_lengths, k_lengths)",
+    "max_seqlen_q": "nothing: lengths come from the arrays and the mask",
+    "max_seqlen_k": "nothing: lengths come from the arrays and the mask",
+    "segment_ids": "mask=Segments(q_ids, k_ids)",
+    "need_weights": "sdpa_weights(query, key, ...)",
+    "return_attn_probs": "sdpa_weights(query, key, ...)",
+    "return_weights": "sdpa_weights(query, key, ...)",
+    "return_lse": "sdpa_state(query, key, value, ...)",
+    "return_residual": "sdpa_state(query, key, value, ...)",
+    "implementation": "backend=",
+    "deterministic": "nothing: results are always deterministic",
+}
+
+
+def unknown_keyword(keywords: Mapping[str, Any]) -> TypeError:
+    """Return the error for the first of these keywords."""
+    name = next(iter(keywords))
+    if name in _THEIRS:
+        return TypeError(f"unknown keyword {name!r}; here it is {_THEIRS[name]}")
+    if name in OURS:
+        hint = "; merge the states, then add it once: state.with_sink(sink)" if name == "sink" else ""
+        return TypeError(f"keyword {name!r} does not apply to this function{hint}")
+    near = get_close_matches(name, OURS, 1)
+    return TypeError(
+        f"unknown keyword {name!r}; {f'did you mean {near[0]}=?' if near else 'there are ' + ', '.join(OURS)}"
+    )

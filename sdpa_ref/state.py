@@ -1,0 +1,135 @@
+"""Partial attention that can be merged: a commutative monoid."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.arrays import Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionState:
+    """Attention over some of the keys, mergeable with attention over others.
+
+    ``a + b`` is attention over the union of two disjoint sets of keys. The sum is commutative, and `empty` is its
+    identity, so that any split of the keys, merged in any order, equals the whole within rounding.
+
+    Attributes
+    ----------
+    output : array, shape (..., Hq, L, Ev), or (..., L, Hq, Ev) in layout "LHE"
+    lse : array, ``output.shape[:-1]``, float32, or float64 for float64
+        Natural logarithm of the sum of the exponentials; -inf for a row that saw no key.
+    layout : {"HLE", "LHE"}
+    has_sink : bool
+        Whether `with_sink` made it. Such a state is final: it cannot be merged, which would count the sink twice.
+
+    Notes
+    -----
+    The merge of FlashInfer's "recursive attention" and of ring attention, with the empty state that those leave out.
+
+    Examples
+    --------
+    >>> from sdpa_ref import sdpa, sdpa_state
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))  # two heads, five rows
+    >>> halves = sdpa_state(q, k[:, :2], v[:, :2]) + sdpa_state(q, k[:, 2:], v[:, 2:])
+    >>> bool(np.allclose(halves.output, sdpa(q, k, v), atol=1e-14))
+    True
+    """
+
+    output: Array
+    lse: Array
+    layout: str = "HLE"
+    has_sink: bool = False
+
+    def __post_init__(self) -> None:
+        if self.layout not in ("HLE", "LHE"):
+            raise ValueError(f'layout must be "HLE" or "LHE", got {self.layout!r}')
+        output, lse = as_array("output", self.output), as_array("lse", self.lse)
+        for name, array in (("output", output), ("lse", lse)):
+            if not is_float(array.dtype):
+                raise TypeError(f"{name} must be float, got {array.dtype}")
+            object.__setattr__(self, name, array)
+        if lse.shape != output.shape[:-1] or output.ndim < 2:
+            raise ValueError(
+                f"lse must have the shape of output without its last axis, got {lse.shape} and {output.shape}"
+            )
+
+    @staticmethod
+    def empty(
+        shape: tuple[int, ...], Ev: int, *, dtype: Any = np.float32, layout: str = "HLE", like: Array = None
+    ) -> "AttentionState":
+        """Return the identity: attention over no keys, output 0 and lse -inf.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the lse.
+        Ev : int
+            Value width.
+        dtype : data type, default float32
+            Type of the output.
+        layout : {"HLE", "LHE"}
+        like : array, optional
+            An array whose library (NumPy or CuPy) is to be used.
+
+        Examples
+        --------
+        >>> nothing = AttentionState.empty((2, 3), Ev=4)
+        >>> (nothing + nothing).lse.tolist()
+        [[-inf, -inf, -inf], [-inf, -inf, -inf]]
+        """
+        module, dtype = module_of(kind(like)), np.dtype(dtype)
+        lse = module.full(shape, -np.inf, accumulation_dtype(dtype))
+        return AttentionState(module.zeros((*lse.shape, Ev), dtype), lse, layout)
+
+    def __add__(self, other: "AttentionState") -> "AttentionState":
+        if not isinstance(other, AttentionState):
+            return NotImplemented
+        if self.has_sink or other.has_sink:
+            raise ValueError("a state with a sink cannot be merged: merge first, then add the sink once with with_sink")
+        if self.layout != other.layout or self.output.shape != other.output.shape:
+            raise ValueError(
+                "states must agree in layout and shape, got "
+                f"{self.layout} {self.output.shape} and {other.layout} {other.output.shape}"
+            )
+        dtype = result_dtype(output=self.output, other=other.output)
+        wide = accumulation_dtype(dtype)
+        a, b = self.lse.astype(wide), other.lse.astype(wide)
+        lse, share_a, share_b = _union(a, b)
+        mixed = share_a[..., None] * self.output.astype(wide) + share_b[..., None] * other.output.astype(wide)
+        return AttentionState(mixed.astype(dtype), lse, self.layout)
+
+    def with_sink(self, sink: Any) -> "AttentionState":
+        """Return the state with one more logit a head that only adds to the denominator.
+
+        Parameters
+        ----------
+        sink : float or array of float, shape (Hq,)
+            Raw logit; 0 is "softmax plus one".
+        """
+        if self.has_sink:
+            raise ValueError("the sink is added once, and this state has one")
+        heads = 1 if self.lse.ndim == 1 else self.lse.shape[-1 if self.layout == "LHE" else -2]
+        logits = as_array("sink", sink)
+        if not is_float(logits.dtype) and logits.dtype.kind not in "iu":
+            raise TypeError(f"sink must be real numbers, got {logits.dtype}")
+        if logits.shape not in ((), (heads,)):
+            raise ValueError(f"sink must be a number or have shape (Hq,) = ({heads},), got {logits.shape}")
+        logits = logits.astype(self.lse.dtype)
+        if logits.ndim and self.lse.ndim > 1 and self.layout == "HLE":
+            logits = logits[:, None]
+        lse, share, _ = _union(self.lse, logits)
+        output = (share[..., None] * self.output.astype(lse.dtype)).astype(self.output.dtype)
+        return AttentionState(output, lse, self.layout, has_sink=True)
+
+
+def _union(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Return log(exp(a) + exp(b)) and the shares of a and b in it: -inf and 0, 0 where both are -inf."""
+    m = np.maximum(a, b)
+    with np.errstate(all="ignore"):
+        m = np.where(m == -np.inf, 0, m).astype(m.dtype)
+        ea, eb = np.exp(a - m), np.exp(b - m)
+        z = ea + eb
+        safe = np.where(z == 0, 1, z).astype(z.dtype)
+        return m + np.log(z), ea / safe, eb / safe

@@ -1,0 +1,43 @@
+"""Backends, Hypothesis profiles and the loopback distribution, for all tests."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent / "loopback"))  # a distribution with real entry points
+
+import sdpa_ref
+
+settings.register_profile("dev", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
+settings.register_profile("nightly", deadline=None, max_examples=1000)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+STAND_INS = {"broken", "picky", "missing"}  # they exist to fail
+REQUIRED = set(filter(None, os.environ.get("SDPA_TEST_REQUIRE", "").split(",")))
+
+
+def usable(name):
+    """Return a parameter for this backend: skipped with the reason where it cannot run, unless it is required."""
+    try:
+        sdpa_ref.load(name)
+    except sdpa_ref.BackendUnavailable as reason:
+        marks = [] if name in REQUIRED else [pytest.mark.skip(reason=str(reason))]
+        return pytest.param(name, marks=marks)
+    return pytest.param(name)
+
+
+BACKENDS = [usable(name) for name in sdpa_ref.names() if name not in STAND_INS]
+
+
+def pytest_generate_tests(metafunc):
+    """Run every test that asks for a `backend` on each of them."""
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", BACKENDS)
+
+
+def pytest_report_header():
+    return f"sdpa_ref backends: {', '.join(sdpa_ref.names())}; required: {', '.join(sorted(REQUIRED)) or 'none'}"
