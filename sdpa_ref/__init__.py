@@ -97,6 +97,7 @@ def set_num_threads(n: int) -> None:
 def get_num_threads() -> int:
     """Return how many threads the CPU backend may use.
 
-    The default is the environment variable ``SDPA_REF_NUM_THREADS``, else the number of processors that the process may use.
+    The default is the environment variable ``SDPA_REF_NUM_THREADS``, else the number of processors that the process may
+    use.
     """
     return int(load("numba").threads.get_num_threads())

@@ -34,7 +34,7 @@ def sdpa(
     out: Any = None,
     **unknown: Never,
 ) -> Array:
-    """Return scaled dot-product attention: ``softmax(scale * query @ key.T + bias) @ value`` over the keys a mask keeps.
+    """Return scaled dot-product attention: ``softmax(scale * query @ key.T + bias) @ value`` over the kept keys.
 
     Heads come before lengths: ``(..., H, L, E)``; for ``(..., L, H, E)`` say ``layout="LHE"``.
 
@@ -47,8 +47,8 @@ def sdpa(
     value : array, shape (..., Hkv, S, Ev)
         Leading axes broadcast. Strides are free, and nothing is written to.
     mask : Mask or bool array, optional
-        What a query may attend to (True): an object such as ``Causal() & Window(127, 0)``, or an array that broadcasts to
-        ``(..., Hq, L, S)``. A row that sees no key gives 0.
+        What a query may attend to (True): an object such as ``Causal() & KeyLengths(n)``, or an array that broadcasts
+        to ``(..., Hq, L, S)``. A row that sees no key gives 0.
     bias : float array, ALiBi, or tuple of such, optional
         Added to the scaled scores, broadcasting to ``(..., Hq, L, S)``; -inf drops the key.
     scale : float, optional
@@ -58,8 +58,8 @@ def sdpa(
     sink : float or array, shape (Hq,), optional
         One logit a head that only adds to the denominator; 0 is "softmax plus one".
     query_offset : int, int array over the batch, "start" or "end", optional
-        Position of the first query among the keys. Needed when L and S differ and the mask or ALiBi depends on positions: "start" puts
-        the first query on the first key, "end" the last (valid) query on the last (valid) key.
+        Position of the first query among the keys. Needed when L and S differ and the mask or ALiBi depends on
+        positions: "start" puts the first query on the first key, "end" the last (valid) query on the last (valid) key.
     score_mod : callable, optional
         ``f(s, b, h, i, j)``, applied elementwise to scores and indices, written with NumPy functions.
     dropout : Dropout, optional
@@ -67,8 +67,8 @@ def sdpa(
     layout : {"HLE", "LHE"}
         Order of heads and lengths in query, key, value and output; mask and bias are always ``(..., Hq, L, S)``.
     backend : str, optional
-        One of `names`. By default the one for the kind of array: CuPy arrays cupy; NumPy arrays numba where it is installed,
-        else reference. A named backend is never replaced by another.
+        One of `names`. By default the one for the kind of array: CuPy arrays cupy; NumPy arrays numba where it is
+        installed, else reference. A named backend is never replaced by another.
     out : array, optional
         Receives the output; of its shape and type, and sharing no memory with an input.
 
@@ -88,8 +88,8 @@ def sdpa(
 
     Notes
     -----
-    Vaswani et al., "Attention Is All You Need" (2017). A position that is masked has no influence, bit for bit, whatever K and V
-    hold there. The rules are in the documentation under "Semantics".
+    Vaswani et al., "Attention Is All You Need" (2017). A position that is masked has no influence, bit for bit,
+    whatever K and V hold there. The rules are in the documentation under "Semantics".
 
     Examples
     --------
@@ -106,8 +106,10 @@ def sdpa(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
-                         query_offset=query_offset, score_mod=score_mod, dropout=dropout, layout=layout, out=out)  # fmt: skip
+    problem = Problem.of(
+        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
+    )  # fmt: skip
     output = registry.choose(problem, backend).forward(problem, _OUTPUT).output
     return problem.to_caller(output) if out is None else _into(out, problem, output)
 
@@ -153,8 +155,10 @@ def sdpa_state(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap,
-                         query_offset=query_offset, score_mod=score_mod, dropout=dropout, layout=layout, out=out)  # fmt: skip
+    problem = Problem.of(
+        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
+    )  # fmt: skip
     result = registry.choose(problem, backend).forward(problem, _STATE)
     output = problem.to_caller(result.output) if out is None else _into(out, problem, result.output)
     return AttentionState(output, problem.to_caller(result.lse, rows_last=True), layout)
@@ -200,8 +204,10 @@ def sdpa_weights(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, None, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
-                         query_offset=query_offset, score_mod=score_mod, dropout=dropout, layout=layout, out=out)  # fmt: skip
+    problem = Problem.of(
+        query, key, None, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
+    )  # fmt: skip
     weights = registry.choose(problem, backend).forward(problem, _WEIGHTS).weights
     weights = weights[0] if problem.headless else weights
     if out is None:
@@ -250,8 +256,10 @@ def sdpa_stages(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
-                         query_offset=query_offset, score_mod=score_mod, dropout=dropout, layout=layout)  # fmt: skip
+    problem = Problem.of(
+        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout,
+    )  # fmt: skip
     stages: Stages = registry.choose(problem, backend, "stages").stages(problem)
     scores = {name: stage[0] if problem.headless else stage for name, stage in stages._asdict().items()}
     lse, output = problem.to_caller(stages.lse, rows_last=True), problem.to_caller(stages.output)
@@ -282,7 +290,8 @@ def sdpa_vjp(
     Parameters
     ----------
     query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, backend
-        As in `sdpa`. A `score_mod` must have its derivative by s as an attribute, ``score_mod.derivative(s, b, h, i, j)``.
+        As in `sdpa`. A `score_mod` must have its derivative by s as an attribute:
+        ``score_mod.derivative(s, b, h, i, j)``.
     grad_output : array, shape of the output
         Gradient by the output; any of the float types.
     grad_lse : array, shape of the lse, optional
@@ -291,8 +300,9 @@ def sdpa_vjp(
     Returns
     -------
     Gradients
-        By query, key, value, bias and sink, in the types and shapes of what was passed: broadcast axes and grouped heads are summed.
-        None for what was not given and for ALiBi; a tuple for a tuple of biases. An empty row has zero gradients.
+        By query, key, value, bias and sink, in the types and shapes of what was passed: broadcast axes and grouped
+        heads are summed. None for what was not given and for ALiBi; a tuple for a tuple of biases. An empty row has
+        zero gradients.
 
     Examples
     --------
@@ -304,8 +314,10 @@ def sdpa_vjp(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink,
-                         query_offset=query_offset, score_mod=score_mod, dropout=dropout, layout=layout)  # fmt: skip
+    problem = Problem.of(
+        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout,
+    )  # fmt: skip
     incoming = problem.incoming(grad_output, grad_lse)
     gradients = registry.choose(problem, backend, "vjp").vjp(problem, *incoming)
     return to_caller(gradients, problem, query, key, value, bias, sink)

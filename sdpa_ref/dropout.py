@@ -33,9 +33,10 @@ class Dropout:
 
     Examples
     --------
+    >>> from sdpa_ref import Dropout
     >>> Dropout(0.5, seed=7).keep((2, 6)).astype(int)
-    array([[1, 1, 0, 1, 1, 1],
-           [0, 0, 0, 1, 0, 1]])
+    array([[1, 1, 0, 0, 0, 1],
+           [0, 0, 1, 1, 0, 0]])
     """
 
     p: float

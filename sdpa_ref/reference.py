@@ -133,7 +133,8 @@ def _biased(capped: Array, p: Problem) -> Array:
 
 def _empty(score: Array) -> Array:
     """Return, (..., 1), whether a row has no kept score above -inf."""
-    return (score == -np.inf).all(-1, keepdims=True)
+    empty: Array = np.all(score == -np.inf, axis=-1, keepdims=True)
+    return empty
 
 
 def _visible(p: Problem) -> Array:
@@ -154,7 +155,7 @@ def _mixed(weights: Array, keep: Array, value: Array) -> Array:
     """Return weights times value, where a key that a row drops adds nothing to it, not even 0 * NaN."""
     harmful = ~np.isfinite(value)
     mixed: Array = weights @ np.where(harmful, 0, value)
-    for j in np.flatnonzero(harmful.any(-1).any(tuple(range(value.ndim - 2)))):
+    for j in np.flatnonzero(harmful.any((*range(value.ndim - 2), -1))):
         rows = np.where(harmful, value, 0)[..., None, j, :]
         mixed += np.where(keep[..., j, None], weights[..., j, None] * rows, 0)
     return mixed

@@ -55,8 +55,8 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleT
     backend = load(name)
     if backend.ARRAYS != problem.kind:
         raise TypeError(
-            f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; nothing is moved between host and "
-            "device behind your back"
+            f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; "
+            "nothing is moved between host and device behind your back"
         )
     reason = _refusal(backend, problem, task)
     if reason is not None:

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 OURS = (
-    "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout", "layout", "backend", "out", "grad_lse",
+    "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout",
+    "layout", "backend", "out", "grad_lse",
 )  # fmt: skip
 
 _CAUSAL = 'mask=Causal(), with query_offset="start" or "end" where L and S differ'

@@ -116,6 +116,7 @@ class Mask:
 
         Examples
         --------
+        >>> from sdpa_ref import Causal
         >>> Causal().dense(2, 3, query_offset="end").astype(int)
         array([[1, 1, 0],
                [1, 1, 1]])
@@ -128,11 +129,12 @@ class Mask:
              query_offset: Any = None) -> str:  # fmt: skip
         """Return a text picture of the mask: one line a query, ``#`` where it may attend and ``.`` where not.
 
-        The parameters are those of `dense`. A long side is thinned out, and the picture says so; several batch entries or heads are
-        drawn below one another.
+        The parameters are those of `dense`. A long side is thinned out, and the picture says so; several batch entries
+        or heads are drawn below one another.
 
         Examples
         --------
+        >>> from sdpa_ref import FirstTokens, Window
         >>> print((Window(1, 0) | FirstTokens(1)).show(4, 4))
             0123
           0 #...
@@ -157,6 +159,7 @@ class Mask:
 
         Examples
         --------
+        >>> from sdpa_ref import Causal, Window
         >>> print((Causal() & Window(2, 0)).explain(3, 0, 4, 4))
         query 3 may not attend to key 0
           drop  Causal() & Window(2, 0)
@@ -164,21 +167,21 @@ class Mask:
             drop  Window(2, 0)
         """
         grid = self._grid(L, S, batch, heads, query_offset)
-        where = (*np.unravel_index(b, grid.batch), h) if grid.batch else (h,)
+        where = (*map(int, np.unravel_index(b, grid.batch)), h) if grid.batch else (h,)
         for name, index, size in (("i", i, L), ("j", j, S), ("h", h, grid.heads)):
             if not 0 <= index < size:
                 raise ValueError(f"{name} must be in [0, {size}), got {index}")
         lines: list[str] = []
 
         def visit(mask: Mask, depth: int) -> bool:
-            kept = bool(np.broadcast_to(mask._keep(grid, i, i + 1), (*grid.shape[:-2], 1, S))[(*where, 0, j)])
+            kept = bool(np.broadcast_to(mask._keep(grid, i, i + 1), (*grid.shape[:-2], 1, S))[*where, 0, j])
             lines.append(f"{'  ' * depth}{'keep' if kept else 'drop'}  {mask!r}")
             for part in getattr(mask, "parts", ()):
                 visit(part, depth + 1)
             return kept
 
         kept = visit(self, 1)
-        place = int(np.broadcast_to(grid.positions, (*grid.batch, L))[(*where[:-1], i)])
+        place = int(np.broadcast_to(grid.positions, (*grid.batch, L))[*where[:-1], i])
         stands = f" (at position {place})" if any(part.positional for part in walk(self)) and place != i else ""
         return "\n".join([f"query {i}{stands} may{'' if kept else ' not'} attend to key {j}", *lines])
 
@@ -200,7 +203,7 @@ class Mask:
         return None
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        """Return for rows [i0, i1) which keys are visible, a boolean array that broadcasts to (*batch, Hq, i1 - i0, S)."""
+        """Return which keys the rows [i0, i1) see: booleans that broadcast to (*batch, Hq, i1 - i0, S)."""
         raise AssertionError("a mask states its rule as intervals or as pairs")
 
     def _keep(self, grid: Grid, i0: int, i1: int) -> Any:

@@ -17,29 +17,34 @@ def check_broadcast(name: str, shape: tuple[int, ...], batch: tuple[int, ...], h
 
 
 def broadcastable(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Return whether NumPy broadcasts this shape to the target without widening it."""
     return len(shape) <= len(target) and all(
         n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)
     )
 
 
 def broadcasts(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    """Raise a ValueError unless the shape broadcasts to the batch axes."""
     if not broadcastable(shape, batch):
         raise ValueError(f"mask: {name} must broadcast to {batch}, got {shape}")
 
 
 def fits(name: str, n: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
+    """Raise the error of lengths that do not fit batch and size."""
     broadcasts(f"{name} (one a batch entry)", n.shape, batch)
     if (n > size).any():
         raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n.max()}")
 
 
 def last_axis(name: str, array: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
+    """Raise a ValueError unless there is one entry a position, and the leading axes broadcast."""
     if array.shape[-1] != size:
         raise ValueError(f"mask: {name} must have one entry for each of {axis} = {size}, got shape {array.shape}")
     broadcasts(name, array.shape[:-1], batch)
 
 
 def integers(name: str, value: Any, axes: int = 0) -> Any:
+    """Return a read-only int64 copy."""
     given = np.array(value)
     if given.size == 0 and not hasattr(value, "dtype"):
         given = given.astype(np.int64)  # an empty list has no type of its own
@@ -53,6 +58,7 @@ def integers(name: str, value: Any, axes: int = 0) -> Any:
 
 
 def lengths(name: str, value: Any, axes: int = 0) -> Any:
+    """Return a read-only int64 copy without negative entries."""
     array = integers(name, value, axes)
     if (array < 0).any():
         raise ValueError(f"mask: {name} must not be negative, got {array.min()}")
@@ -60,6 +66,7 @@ def lengths(name: str, value: Any, axes: int = 0) -> Any:
 
 
 def count(name: str, value: Any, hint: str = "", minimum: int = 0) -> int:
+    """Return a Python int of at least `minimum`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"mask: {name} must be an integer, got {type(value).__name__}{hint}")
     if value < minimum:
@@ -68,4 +75,5 @@ def count(name: str, value: Any, hint: str = "", minimum: int = 0) -> int:
 
 
 def put(mask: Any, name: str, value: Any) -> None:
-    object.__setattr__(mask, name, value)  # the one change of a frozen object: its own checked form
+    """Give a frozen mask its own checked form of what it was made of."""
+    object.__setattr__(mask, name, value)

@@ -45,7 +45,7 @@ def complement(a: Rows, S: int) -> Rows:
 
 
 def tidy(rows: Rows, S: int) -> Rows:
-    """Return the same set with its intervals clipped to [0, S], sorted, disjoint and apart; empty ones are (0, 0) and last."""
+    """Return the same set, its intervals in [0, S], sorted, disjoint and apart; empty ones are (0, 0) and last."""
     if not rows:
         return []
     bounds = np.broadcast_arrays(*(np.clip(bound, 0, S) for pair in rows for bound in pair))
@@ -65,21 +65,18 @@ def tidy(rows: Rows, S: int) -> Rows:
 
 def normal_form(rows: Rows, S: int, shape: tuple[int, ...]) -> tuple[Intervals, bool]:
     """Return the set as `Intervals`, and whether they say it all; if not, they are its hull."""
-    parts = tidy(rows, S)
     zero = np.zeros((1,), np.int64)
-    first, last = (parts[0], parts[-1]) if parts else ((zero, zero), (zero, zero))
-    two = len(parts) == 2
-    exact = len(parts) < 2 or (two and bool(np.all((first[0] == 0) | (last[0] >= last[1]))))
-    if len(parts) < 2:
-        prefix, start, stop = zero, *first
-    elif exact:
-        single = last[0] >= last[1]
-        prefix = np.where(single, 0, first[1])
-        start, stop = (np.where(single, f, x) for f, x in zip(first, last, strict=True))
-    else:
-        start = first[0]
-        stop = np.maximum.reduce([stop for _, stop in parts])
-        prefix = zero
+    parts = tidy(rows, S) or [(zero, zero)]
+    (start, stop), (last_start, last_stop) = parts[0], parts[-1]
+    prefix, exact = zero, True
+    if len(parts) > 1:
+        two = last_start < last_stop
+        exact = len(parts) == 2 and bool(np.all((start == 0) | ~two))
+        if exact:
+            prefix = np.where(two, stop, 0)
+            start, stop = np.where(two, last_start, start), np.where(two, last_stop, stop)
+        else:
+            stop = np.maximum.reduce([end for _, end in parts])
     return Intervals(*(np.broadcast_to(bound, shape) for bound in (prefix, start, stop))), exact
 
 

@@ -314,7 +314,7 @@ class Packed(Mask):
             )
 
     def documents(self, L: int) -> tuple[Bound, Bound, Bound, Bound]:
-        """Return for each row its document's first query, first key, queries and keys, shape (..., L); 0 in the tail."""
+        """Return of each row's document the first query and key, and how many: (..., L) each, 0 in the tail."""
         q, k = np.broadcast_arrays(self.q_lengths, self.k_lengths)
         document = np.full((*q.shape[:-1], L), q.shape[-1])  # the tail counts as one more, empty document
         for at in np.ndindex(*q.shape[:-1]):
@@ -330,9 +330,9 @@ class Packed(Mask):
         return [(first_key, first_key + keys)]
 
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        for name, lengths, size in (("q_lengths", self.q_lengths, L), ("k_lengths", self.k_lengths, S)):
-            broadcasts(f"Packed {name}", lengths.shape[:-1], batch)
-            total = lengths.sum(-1)
+        for name, given, size in (("q_lengths", self.q_lengths, L), ("k_lengths", self.k_lengths, S)):
+            broadcasts(f"Packed {name}", given.shape[:-1], batch)
+            total = given.sum(-1)
             if (total > size).any():
                 axis = "L" if name == "q_lengths" else "S"
                 raise ValueError(f"mask: Packed {name} add up to {total.max()}, more than {axis} = {size}")

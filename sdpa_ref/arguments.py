@@ -1,0 +1,147 @@
+"""The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
+
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.arrays import FLOATS, Array, as_array, is_float, kind, module_of
+from sdpa_ref.biases import ALiBi
+from sdpa_ref.masks.checks import check_broadcast
+
+
+def heads_first(array: Array, layout: str) -> Array:
+    """Return a view (..., H, length, width)."""
+    if array.ndim == 2:
+        return array[None]
+    return array.swapaxes(-2, -3) if layout == "LHE" else array
+
+
+def sizes(
+    views: dict[str, Array], shapes: dict[str, Any], layout: str
+) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
+    """Return batch, Hq, Hkv, L, S, E, Ev."""
+    (Hq, L, E), (Hkv, S, key_width) = views["query"].shape[-3:], views["key"].shape[-3:]
+    got = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) + (
+        f" in layout {layout}" if layout != "HLE" else ""
+    )
+    if key_width != E:
+        raise ValueError(f"query and key must have the same width E, got {E} and {key_width}: {got}")
+    Ev = 0
+    if "value" in views:
+        value_heads, value_length, Ev = views["value"].shape[-3:]
+        if value_length != S:
+            raise ValueError(f"key and value must have the same length S, got {S} and {value_length}: {got}")
+        if value_heads != Hkv:
+            raise ValueError(
+                f"key and value must have the same number of heads Hkv, got {Hkv} and {value_heads}: {got}"
+            )
+    if Hq and (Hkv == 0 or Hq % Hkv):
+        raise ValueError(f"the query heads Hq = {Hq} must be a multiple of the key heads Hkv = {Hkv}: {got}")
+    try:
+        batch = np.broadcast_shapes(*(view.shape[:-3] for view in views.values()))
+    except ValueError:
+        raise ValueError(f"the leading axes of {', '.join(views)} must broadcast: {got}") from None
+    return batch, Hq, Hkv, L, S, E, Ev
+
+
+def canonical_view(view: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return the view in the result type and shape; a copy only where type, byte order or alignment ask for it."""
+    if view.dtype != dtype or not view.flags.aligned:
+        view = view.astype(dtype)
+    return view if view.shape == shape else np.broadcast_to(view, shape)
+
+
+def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[list[Array], Array]:
+    """Return the bias arrays, and the ALiBi slopes (Hq,) or None."""
+    arrays, slopes = [], None
+    for part in () if bias is None else bias if isinstance(bias, tuple) else (bias,):
+        if isinstance(part, ALiBi):
+            if part.slopes.shape not in ((), (Hq,)):
+                raise ValueError(
+                    f"bias: ALiBi slopes must be a number or have shape (Hq,) = ({Hq},), got {part.slopes.shape}"
+                )
+            slopes = part.slopes + (np.zeros(Hq) if slopes is None else slopes)
+            continue
+        array = as_array("bias", part)
+        if array.dtype == np.bool_:
+            raise TypeError("bias must be float numbers that are added to the scores; pass a boolean array as mask=")
+        if not is_float(array.dtype):
+            raise TypeError(f"bias must be {FLOATS}, got {array.dtype}")
+        check_broadcast("bias", array.shape, batch, Hq, L, S)
+        native = array.dtype.newbyteorder("=")
+        arrays.append(array if array.dtype == native and array.flags.aligned else array.astype(native))
+    return arrays, slopes
+
+
+def sum_of_biases(biases: list[Array]) -> Array:
+    """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
+    wide = [each.astype(np.float64) for each in biases]
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = sum(wide)
+    finite = np.logical_and.reduce(list(map(np.isfinite, wide)))
+    dropped = np.logical_or.reduce([each == -np.inf for each in wide])
+    most = np.finfo(np.float64).max
+    return np.where(dropped, -np.inf, np.where(finite, np.clip(total, -most, most), total))
+
+
+def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
+    """Return the sink as float64 logits (Hq,)."""
+    array = as_array("sink", sink)
+    if not is_float(array.dtype) and array.dtype.kind not in "iu":
+        raise TypeError(f"sink must be real numbers, got {array.dtype}")
+    if array.shape not in ((), (Hq,)):
+        raise ValueError(f"sink must be a number or have shape (Hq,) = ({Hq},), got {array.shape}")
+    logits = np.broadcast_to(array.astype(np.float64), (Hq,))
+    most = float(np.finfo(acc_dtype).max)
+    return np.where(np.isfinite(logits), np.clip(logits, -most, most), logits)
+
+
+def real_number(name: str, value: Any) -> float:
+    """Return a finite number."""
+    number = np.asarray(value)
+    if number.ndim or number.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
+    if not np.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(number)
+
+
+def soft_cap(value: Any) -> float:
+    """Return a finite number above 0."""
+    cap = np.asarray(value)
+    if cap.ndim or cap.dtype.kind not in "fiu":
+        raise TypeError(f"softcap must be a real number or None, got {type(value).__name__} {value!r:.40}")
+    if not (np.isfinite(cap) and cap > 0):
+        raise ValueError(f"softcap must be finite and above 0 (None turns it off), got {value}")
+    return float(cap)
+
+
+def one_kind(arrays: dict[str, Array]) -> None:
+    """Raise a TypeError unless all arrays live in the same kind of memory."""
+    kinds = {name: kind(array) for name, array in arrays.items()}
+    if len(set(kinds.values())) > 1:
+        got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
+        raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")
+
+
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list[Array]) -> None:
+    """Raise the error of an `out` that cannot receive the result."""
+    module = module_of(kind(used[0]))
+    if not isinstance(out, module.ndarray):
+        raise TypeError(f"out must be a {module.__name__} array, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
+    if not getattr(out.flags, "writeable", True):
+        raise ValueError("out must be writeable, got a read-only array")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
+        raise ValueError("out must not overlap itself, got an array with a stride of 0")
+    for array in used:
+        if module.may_share_memory(out, array) and _overlap(module, out, array):
+            raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
+
+
+def _overlap(module: Any, a: Array, b: Array) -> bool:
+    try:
+        return bool(module.shares_memory(a, b, max_work=10_000))
+    except np.exceptions.TooHardError:
+        return True
