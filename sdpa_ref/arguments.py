@@ -93,7 +93,7 @@ def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
         raise ValueError(f"sink must be a number or have shape (Hq,) = ({Hq},), got {array.shape}")
     logits = np.broadcast_to(array.astype(np.float64), (Hq,))
     most = float(np.finfo(acc_dtype).max)
-    return np.where(np.isfinite(logits), np.clip(logits, -most, most), logits)
+    return np.where(np.isinf(logits), logits, np.minimum(np.maximum(logits, -most), most))
 
 
 def real_number(name: str, value: Any) -> float:

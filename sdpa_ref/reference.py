@@ -168,7 +168,7 @@ def _wide(array: Array) -> Array:
 
 def _groups(array: Array, p: Problem) -> Array:
     """Return (..., Hq, x, y) as (..., Hkv, group, x, y)."""
-    return array.reshape(*array.shape[:-3], p.Hkv if p.Hq else 0, p.group, *array.shape[-2:])
+    return array.reshape(*array.shape[:-3], p.Hkv, p.group, *array.shape[-2:])
 
 
 def _heads(array: Array, p: Problem) -> Array:

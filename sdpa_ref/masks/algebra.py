@@ -354,6 +354,8 @@ def joined(mask: Mask | None) -> list[Mask]:
 
 def reduce_mask(mask: Mask | None, grid: Grid) -> tuple[Intervals | None, list[BooleanArray], list[Mask]]:
     """Return the normal form: intervals (None: all keys), boolean arrays and rules, to be joined by "and"."""
+    if mask is None:
+        return None, [], []
     rows, arrays, rules = everything(grid.S), [], []
     for part in joined(mask):
         own = part._rows(grid)

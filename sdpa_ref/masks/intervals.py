@@ -48,16 +48,18 @@ def tidy(rows: Rows, S: int) -> Rows:
     """Return the same set, its intervals in [0, S], sorted, disjoint and apart; empty ones are (0, 0) and last."""
     if not rows:
         return []
-    bounds = np.broadcast_arrays(*(np.clip(bound, 0, S) for pair in rows for bound in pair))
-    start, stop = np.stack(bounds[0::2]), np.stack(bounds[1::2])
-    start, stop = _sorted(start, stop, S)
+    bounds = [np.minimum(np.maximum(bound, 0), S) for pair in rows for bound in pair]
+    if len(rows) == 1:
+        some = bounds[0] < bounds[1]
+        return [(np.where(some, bounds[0], 0), np.where(some, bounds[1], 0))]
+    bounds = np.broadcast_arrays(*bounds)
+    start, stop = _sorted(np.stack(bounds[0::2]), np.stack(bounds[1::2]), S)
     for k in range(1, len(start)):
         joins = (start[k] < stop[k]) & (start[k] <= stop[k - 1])  # overlaps or touches: the later one takes it in
         start[k] = np.where(joins, start[k - 1], start[k])
         stop[k] = np.where(joins, np.maximum(stop[k - 1], stop[k]), stop[k])
         stop[k - 1] = np.where(joins, start[k - 1], stop[k - 1])
-    if len(start) > 1:
-        start, stop = _sorted(start, stop, S)
+    start, stop = _sorted(start, stop, S)
     empty = start >= stop
     start[empty] = stop[empty] = 0
     return [(s, e) for s, e, none in zip(start, stop, empty, strict=True) if not none.all()]
