@@ -78,7 +78,7 @@ class Dropout:
         entries = int(np.prod(batch, dtype=np.int64))
         b, h, i, quad = np.ogrid[0:entries, 0:heads, first_row : first_row + rows, 0 : (keys + 3) // 4]
         words = np.stack(_philox((quad, i, h, b), (self.seed & 0xFFFFFFFF, self.seed >> 32)), axis=-1)
-        kept = words.reshape(entries, heads, rows, -1)[..., :keys] >= self.threshold
+        kept = words.reshape(entries, heads, rows, words.shape[3] * 4)[..., :keys] >= self.threshold
         return kept.reshape(shape)
 
 

@@ -20,8 +20,8 @@ from sdpa_ref.arguments import (
 )
 from sdpa_ref.arrays import FLOATS, Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.masks import Grid, Intervals, Mask, as_mask, place_queries, reduce_mask
-from sdpa_ref.masks.algebra import check_sizes
+from sdpa_ref.masks import Grid, Intervals, Mask, as_mask, place_queries, reduce_mask, walk
+from sdpa_ref.masks.algebra import BooleanArray, check_sizes
 
 ScoreMod = Callable[..., Any]
 
@@ -230,7 +230,7 @@ class Problem(NamedTuple):
 
     def _with(self, query: Array, key: Array, value: Array) -> "Problem":
         """Return this problem with other numbers."""
-        return Problem._make((query, key, value, *self[3:]))
+        return tuple.__new__(Problem, (query, key, value, *self[3:]))
 
 
 _known: dict[Any, Problem] = {}  # problems without their arrays, by all that determines the rest
@@ -267,7 +267,7 @@ def _state(
         dense = np.broadcast_to(arrays[0].array, grid.shape)
     else:
         dense, rules = None, [*rules, *arrays]
-    sink = None if sink is None else sink_logits(sink, Hq, acc_dtype)
+    logits = None if sink is None else sink_logits(sink, Hq, acc_dtype)
     one_kind(
         {
             **given,
@@ -284,7 +284,8 @@ def _state(
         shape = (*batch, Hq, L, Ev) if value is not None else (*batch, Hq, L, S)
         if layout == "LHE" and value is not None:
             shape = (*batch, L, Hq, Ev)
-        used = [*given.values(), *(a.array for a in arrays), *biases, *([] if sink is None else [sink])]
+        masks = [] if mask is None else [part.array for part in walk(mask) if isinstance(part, BooleanArray)]
+        used = [*given.values(), *masks, *biases, *([] if sink is None else [as_array("sink", sink)])]
         check_out(out, shape[1:] if headless else shape, dtype, used)
         usable = value is not None and out.flags.aligned  # else the result is copied into it
         out = heads_first(out, layout) if usable else None
@@ -304,7 +305,7 @@ def _state(
         Ev=Ev,
         scale=(1 / math.sqrt(E) if E else 1.0) if scale is None else real_number("scale", scale),
         softcap=None if softcap is None else soft_cap(softcap),
-        sink=sink,
+        sink=logits,
         intervals=intervals,
         dense=dense,
         bias=np.broadcast_to(biases[0], grid.shape) if len(biases) == 1 else None,

@@ -112,6 +112,8 @@ def _module(name: str) -> ModuleType:
     try:
         module: ModuleType = _entry_points()[name].load()
     except ImportError as error:
+        if (error.name or "").startswith(_entry_points()[name].module + "."):
+            raise  # a fault inside the backend is not something to install
         raise BackendUnavailable(
             f"backend {name!r} cannot be loaded: {error}; try: pip install 'sdpa-ref[{name}]'"
         ) from error

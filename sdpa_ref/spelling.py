@@ -1,7 +1,6 @@
 """What other libraries call our arguments: a keyword of theirs gets an error that shows our spelling."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 OURS = (
@@ -49,7 +48,7 @@ _THEIRS = {
     "max_seqlen_q": "nothing: lengths come from the arrays and the mask",
     "max_seqlen_k": "nothing: lengths come from the arrays and the mask",
     "segment_ids": "mask=Segments(q_ids, k_ids)",
-    "need_weights": "sdpa_weights(query, key, ...)",
+    "need_weights": "sdpa_weights(query, key, ...), or layer.with_weights(x, ...)",
     "return_attn_probs": "sdpa_weights(query, key, ...)",
     "return_weights": "sdpa_weights(query, key, ...)",
     "return_lse": "sdpa_state(query, key, value, ...)",
@@ -59,15 +58,17 @@ _THEIRS = {
 }
 
 
-def unknown_keyword(keywords: Mapping[str, Any]) -> TypeError:
-    """Return the error for the first of these keywords."""
+def unknown_keyword(keywords: Mapping[str, Any], ours: tuple[str, ...] = OURS) -> TypeError:
+    """Return the error for the first of these keywords, where `ours` are those that a function takes."""
     name = next(iter(keywords))
     if name in _THEIRS:
         return TypeError(f"unknown keyword {name!r}; here it is {_THEIRS[name]}")
     if name in OURS:
-        hint = "; merge the states, then add it once: state.with_sink(sink)" if name == "sink" else ""
+        hint = "; merge the states, then add it once: state.with_sink(sink)" if name == "sink" and ours is OURS else ""
         return TypeError(f"keyword {name!r} does not apply to this function{hint}")
-    near = get_close_matches(name, OURS, 1)
+    from difflib import get_close_matches  # only an error needs it
+
+    near = get_close_matches(name, ours, 1)
     return TypeError(
-        f"unknown keyword {name!r}; {f'did you mean {near[0]}=?' if near else 'there are ' + ', '.join(OURS)}"
+        f"unknown keyword {name!r}; {f'did you mean {near[0]}=?' if near else 'there are ' + ', '.join(ours)}"
     )

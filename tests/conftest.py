@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "loopback"))  # a distribution with real entry points
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # what several test files import
 
 import sdpa_ref
 

@@ -45,16 +45,16 @@ class Mask:
     counts_in_documents = False  # whether `Packed` changes what is counted
 
     def __and__(self, other: Any) -> "Mask":
-        return All((self, as_mask(other)))
+        return All((*_flat(self, All), *_flat(as_mask(other), All)))
 
     def __rand__(self, other: Any) -> "Mask":
-        return All((as_mask(other), self))
+        return as_mask(other) & self
 
     def __or__(self, other: Any) -> "Mask":
-        return AnyOf((self, as_mask(other)))
+        return AnyOf((*_flat(self, AnyOf), *_flat(as_mask(other), AnyOf)))
 
     def __ror__(self, other: Any) -> "Mask":
-        return AnyOf((as_mask(other), self))
+        return as_mask(other) | self
 
     def __invert__(self) -> "Mask":
         return Not((self,))
@@ -192,7 +192,10 @@ class Mask:
         axes = [part._axes() for part in walk(self)]
         if batch is None:
             offset = () if query_offset is None or isinstance(query_offset, str) else np.shape(query_offset)
-            batch = np.broadcast_shapes(offset, *(own for own, _ in axes))
+            try:
+                batch = np.broadcast_shapes(offset, *(own for own, _ in axes))
+            except ValueError:
+                raise ValueError(f"the batch axes of {self!r} and of query_offset must broadcast") from None
         heads = max(own for _, own in axes) if heads is None else heads
         check_sizes(self, batch, heads, L, S)
         positions, origin, _ = place_queries(self, query_offset, batch, L, S, alibi=False)
@@ -349,7 +352,7 @@ def joined(mask: Mask | None) -> list[Mask]:
     """Return the masks that ``&`` joins at the top."""
     if mask is None:
         return []
-    return list(itertools.chain.from_iterable(map(joined, mask.parts))) if isinstance(mask, All) else [mask]
+    return list(mask.parts) if isinstance(mask, All) else [mask]
 
 
 def reduce_mask(mask: Mask | None, grid: Grid) -> tuple[Intervals | None, list[BooleanArray], list[Mask]]:
@@ -370,6 +373,11 @@ def reduce_mask(mask: Mask | None, grid: Grid) -> tuple[Intervals | None, list[B
         rules += [part for part in joined(mask) if part._rows(grid) is not None]
     all_keys = (intervals.start == 0).all() and (intervals.stop == grid.S).all()
     return None if all_keys else intervals, arrays, rules
+
+
+def _flat(mask: Mask, kind: type[All] | type[AnyOf]) -> tuple[Mask, ...]:
+    """Return the parts of a mask of this kind, so that a chain of one operator stays one level deep."""
+    return mask.parts if isinstance(mask, kind) else (mask,)
 
 
 def _short(value: Any) -> str:

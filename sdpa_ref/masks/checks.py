@@ -45,7 +45,10 @@ def last_axis(name: str, array: Any, batch: tuple[int, ...], size: int, axis: st
 
 def integers(name: str, value: Any, axes: int = 0) -> Any:
     """Return a read-only int64 copy."""
-    given = np.array(value)
+    try:
+        given = np.array(value)
+    except ValueError:  # a list of lists of several lengths
+        raise ValueError(f"mask: {name} must have one shape, got {value!r:.60}") from None
     if given.size == 0 and not hasattr(value, "dtype"):
         given = given.astype(np.int64)  # an empty list has no type of its own
     if given.dtype.kind not in "iu":

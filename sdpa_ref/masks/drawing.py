@@ -13,8 +13,8 @@ def picture(keep: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
         return _panel(keep)
     panels = []
     for *b, h in np.ndindex(*keep.shape[:-2]):
-        where = f"batch {', '.join(map(str, b))}, " if b else ""
-        panels.append(f"{where}head {h}\n{_panel(keep[(*b, h)])}")
+        where = [f"batch {', '.join(map(str, b))}"] * bool(b) + [f"head {h}"] * (keep.shape[-3] > 1)
+        panels.append("\n".join([*[", ".join(where)] * bool(where), _panel(keep[(*b, h)])]))
     return "\n\n".join(panels)
 
 

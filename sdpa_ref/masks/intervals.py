@@ -48,7 +48,7 @@ def tidy(rows: Rows, S: int) -> Rows:
     """Return the same set, its intervals in [0, S], sorted, disjoint and apart; empty ones are (0, 0) and last."""
     if not rows:
         return []
-    bounds = [np.minimum(np.maximum(bound, 0), S) for pair in rows for bound in pair]
+    bounds = tuple(np.minimum(np.maximum(bound, 0), S) for pair in rows for bound in pair)
     if len(rows) == 1:
         some = bounds[0] < bounds[1]
         return [(np.where(some, bounds[0], 0), np.where(some, bounds[1], 0))]

@@ -1,0 +1,194 @@
+"""``sdpa-ref bench``: the backends against other libraries, on this machine."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import sdpa_ref
+from sdpa_ref.cli.errors import Failure, UsageError
+from sdpa_ref.cli.info import collect, unusable
+
+HELP = "time attention against PyTorch, ONNX Runtime, OpenVINO and JAX"
+EXAMPLES = """examples:
+  sdpa-ref bench
+  sdpa-ref bench --peers torch,onnxruntime --cases "prefill-*,decode*" --out ratios.png
+  sdpa-ref bench --peers "" --cases tiny --seconds 0.2 --json
+  sdpa-ref bench --cases "" --memory
+
+The documentation says under "Performance" what the cases are and how they are measured."""
+_PEERS = "torch,onnxruntime,openvino,jax"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--peers",
+        type=_names,
+        default=_PEERS,
+        metavar="NAME,...",
+        help='whom to compare with, "" for nobody (default: %(default)s)',
+    )
+    parser.add_argument(
+        "--backend",
+        nargs="+",
+        metavar="NAME",
+        help="the first is the one that is compared (default: numba, else reference)",
+    )
+    parser.add_argument(
+        "--cases",
+        type=_names,
+        default="all",
+        metavar="NAME,...",
+        help='names or patterns such as "decode*" (default: all)',
+    )
+    parser.add_argument("--threads", type=_count, metavar="N", help="for everybody alike (default: one a processor)")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        metavar="T",
+        help="for each contender in each case (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=_count,
+        nargs="?",
+        const=32768,
+        metavar="L",
+        help="measure memory at so many queries and keys (default: %(const)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw a chart of the ratios")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was measured; the exit code is 1 where a backend is wrong."""
+    _needs("rich", "cli", not options.json)
+    _needs("matplotlib", "plot", options.out is not None)
+    from sdpa_ref.bench import report
+
+    result = _measure(options)
+    if options.out is not None:
+        try:
+            report.chart(result, options.out)
+        except OSError as error:
+            raise Failure(f"cannot write {options.out}: {error.strerror}") from None
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result)
+    wrong = [name for name in result["backends"] for row in result["cases"] if row["contenders"][name].get("wrong")]
+    return 1 if wrong else 0
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return everything that was asked for, ready for JSON; tell how far it is on the error stream."""
+    from sdpa_ref.bench import process, report
+
+    cases, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
+    processor = collect()["processor"]
+    threads = options.threads or processor["logical processors"]
+    rows: list[dict[str, Any]] = []
+    memory: list[dict[str, Any]] = []
+    memory_rate = None
+    order = {"cases": cases, "backends": backends, "peers": peers, "threads": threads, "seconds": options.seconds}
+    try:
+        for found in process.results(order) if cases else ():
+            if "memory_rate" in found:
+                memory_rate = found["memory_rate"]
+                continue
+            rows.append(report.judged(found, backends[0], peers))
+            times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(rows[-1]).items())
+            print(f"{len(rows)}/{len(cases)} {found['case']}: {times or 'nobody'}", file=sys.stderr)
+        for backend in backends if options.memory else ():
+            memory += process.results({"memory": options.memory, "backend": backend, "threads": threads})
+    except RuntimeError as error:
+        raise Failure(str(error)) from None
+    return {
+        "machine": report.machine(processor["model"], threads, peers),
+        "backends": backends,
+        "peers": peers,
+        "cases": rows,
+        "summary": report.summary(rows, backends[0]),
+        "memory_rate": memory_rate,
+        "memory": memory,
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from sdpa_ref.bench import report
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    if result["cases"]:
+        table = report.table(result)
+        console.width = max(console.width, console.measure(table).maximum)  # a table that is cut off is of no use
+        console.print(table)
+    print(*report.notes(result), report.caption(result), sep="\n")
+
+
+def _cases(patterns: Sequence[str]) -> list[str]:
+    from sdpa_ref.bench.cases import CASES
+
+    names = [case.name for case in CASES]
+    for pattern in patterns:
+        if pattern != "all" and not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"--cases: no case is called {pattern!r}; there are {', '.join(names)}")
+    chosen = [name for name in names if any(pattern == "all" or fnmatchcase(name, pattern) for pattern in patterns)]
+    if find_spec("ml_dtypes") is None:
+        chosen = [name for name in chosen if not name.endswith("bfloat16")]
+        print("without ml_dtypes there is no bfloat16: pip install 'sdpa-ref[half]'", file=sys.stderr)
+    return chosen
+
+
+def _backends(named: Sequence[str] | None) -> list[str]:
+    if named is None:
+        return ["reference" if "numba" not in sdpa_ref.names() or unusable("numba") else "numba"]
+    for name in named:
+        if name not in sdpa_ref.names():
+            raise UsageError(f"unknown backend {name!r}; there are {', '.join(sdpa_ref.names())}")
+        reason = unusable(name)
+        if reason is not None:
+            raise Failure(reason)
+        if sdpa_ref.load(name).ARRAYS != "numpy":
+            raise UsageError(f"backend {name!r} does not take NumPy arrays; this command measures processors")
+    return list(dict.fromkeys(named))
+
+
+def _peers(named: Sequence[str]) -> list[str]:
+    known = _PEERS.split(",")
+    for name in named:
+        if name not in known:
+            raise UsageError(f"unknown peer {name!r}; there are {', '.join(known)}")
+    return list(dict.fromkeys(named))
+
+
+def _needs(module: str, extra: str, wanted: bool) -> None:
+    if wanted and find_spec(module) is None:
+        raise Failure(f"this needs {module}: pip install 'sdpa-ref[{extra}]'")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return seconds

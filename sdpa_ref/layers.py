@@ -1,3 +1,0 @@
-Linear = AttentionHead = MultiHeadAttention = SpatialAttention = Embedding = patchify = unpatchify = (
-    sinusoidal_positions
-) = None

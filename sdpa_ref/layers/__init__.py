@@ -1,0 +1,20 @@
+"""Layers over `sdpa_ref.sdpa` that load what the PyTorch modules with the same attribute names save."""
+
+from sdpa_ref.layers.attention import AttentionHead, MultiHeadAttention
+from sdpa_ref.layers.layer import Layer
+from sdpa_ref.layers.linear import Conv1x1, Linear
+from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
+from sdpa_ref.layers.tokens import Embedding, sinusoidal_positions
+
+__all__ = [
+    "AttentionHead",
+    "Conv1x1",
+    "Embedding",
+    "Layer",
+    "Linear",
+    "MultiHeadAttention",
+    "SpatialAttention",
+    "patchify",
+    "sinusoidal_positions",
+    "unpatchify",
+]

@@ -1,0 +1,245 @@
+"""Attention with learned projections: one head, and several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Never, Self
+
+import numpy as np
+
+from sdpa_ref.api import sdpa, sdpa_weights
+from sdpa_ref.arrays import Array
+from sdpa_ref.dropout import Dropout
+from sdpa_ref.layers.layer import Layer
+from sdpa_ref.layers.linear import Linear
+from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
+from sdpa_ref.spelling import unknown_keyword
+
+_PROJECTIONS = ("query", "key", "value")
+_FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
+_FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class AttentionHead(Layer):
+    """One attention head: learned `query`, `key` and `value` projections, and attention between them.
+
+    Parameters
+    ----------
+    hidden_size : int
+        Width of the tokens.
+    attention_head_size : int
+        Width E of the projections; scores are divided by its square root.
+    bias : bool
+        Whether the projections have biases.
+    rng, dtype
+        As in `Linear`.
+
+    Attributes
+    ----------
+    query, key, value : Linear
+        From `hidden_size` to `attention_head_size`.
+
+    Examples
+    --------
+    >>> head = AttentionHead(48, 12, rng=0)
+    >>> attention_output, attention_probs = head(np.ones((2, 5, 48), np.float32))
+    >>> attention_output.shape, attention_probs.shape
+    ((2, 5, 12), (2, 5, 5))
+    """
+
+    hidden_size: int
+    attention_head_size: int
+    query: Linear
+    key: Linear
+    value: Linear
+
+    _weights: ClassVar[Axes] = {f"{name}.weight": "attention_head_size hidden_size" for name in _PROJECTIONS}
+    _biases: ClassVar[Axes] = {f"{name}.bias": "attention_head_size" for name in _PROJECTIONS}
+
+    def __init__(
+        self, hidden_size: int, attention_head_size: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+    ) -> None:
+        self._draw(rng, dtype, bias, hidden_size=hidden_size, attention_head_size=attention_head_size)
+
+    def __call__(
+        self,
+        x: Any,
+        context: Any = None,
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        query_offset: Any = None,
+        dropout: Dropout | None = None,
+        backend: str | None = None,
+        **unknown: Never,
+    ) -> tuple[Array, Array]:
+        """Return the attention output and the attention probabilities.
+
+        Parameters
+        ----------
+        x : array, shape (..., L, hidden_size)
+            Tokens that ask.
+        context : array, shape (..., S, hidden_size), optional
+            Tokens that answer; those of `x` by default.
+        mask, bias, query_offset, dropout, backend
+            As in `sdpa_ref.sdpa`, with one head: mask and bias broadcast to ``(..., 1, L, S)``, True = may attend.
+            Without `dropout` nothing is dropped.
+
+        Returns
+        -------
+        attention_output : array, shape (..., L, attention_head_size)
+        attention_probs : array, shape (..., L, S)
+            After dropout where it is given.
+        """
+        if unknown:
+            raise unknown_keyword(unknown, ("mask", "bias", "query_offset", "dropout", "backend"))
+        options = {"mask": mask, "bias": bias, "query_offset": query_offset, "dropout": dropout, "backend": backend}
+        query, key, value = (projected[..., None, :, :] for projected in _project(self, x, context))
+        output, weights = sdpa(query, key, value, **options), sdpa_weights(query, key, **options)
+        return output[..., 0, :, :], weights[..., 0, :, :]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class MultiHeadAttention(Layer):
+    """Multi-head attention: heads of ``hidden_size // num_heads``, concatenated, and an `output` projection.
+
+    Parameters
+    ----------
+    hidden_size : int
+        Width of the tokens, a multiple of `num_heads`.
+    num_heads : int
+        Number of heads H.
+    bias : bool
+        Whether the projections have biases.
+    rng, dtype
+        As in `Linear`.
+
+    Attributes
+    ----------
+    query, key, value, output : Linear
+        From `hidden_size` to `hidden_size`. Head h reads the rows ``[h * E, (h + 1) * E)`` of the first three.
+
+    Notes
+    -----
+    It also loads what `torch.nn.MultiheadAttention` saves, with three projections fused in ``in_proj_weight``. In the
+    masks of that module True means that a key is dropped; here True = may attend.
+
+    Examples
+    --------
+    >>> from sdpa_ref import Causal
+    >>> layer = MultiHeadAttention(48, num_heads=4, rng=0)
+    >>> x = np.ones((2, 5, 48), np.float32)
+    >>> layer(x, mask=Causal()).shape
+    (2, 5, 48)
+    >>> output, weights = layer.with_weights(x, mask=Causal())
+    >>> weights.shape, weights[0, 0, 1].tolist()
+    ((2, 4, 5, 5), [0.5, 0.5, 0.0, 0.0, 0.0])
+    """
+
+    hidden_size: int
+    num_heads: int
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+
+    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*_PROJECTIONS, "output")}
+    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*_PROJECTIONS, "output")}
+    _given = ("num_heads",)
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+    ) -> None:
+        self._draw(rng, dtype, bias, hidden_size=hidden_size, num_heads=num_heads)
+
+    @classmethod
+    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
+        """Return the layer with these weights, separate or fused: see `Layer.from_state_dict`."""
+        if isinstance(entries, Mapping) and any(name in entries for name in (*_FUSED_WEIGHTS, *_FUSED_BIASES)):
+            entries = _unfused(checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})[0])
+        return super().from_state_dict(entries, **sizes)
+
+    def __call__(
+        self,
+        x: Any,
+        context: Any = None,
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        query_offset: Any = None,
+        dropout: Dropout | None = None,
+        backend: str | None = None,
+        **unknown: Never,
+    ) -> Array:
+        """Return the attention of the tokens `x` over those of `context`.
+
+        Parameters
+        ----------
+        x : array, shape (..., L, hidden_size)
+            Tokens that ask.
+        context : array, shape (..., S, hidden_size), optional
+            Tokens that answer; those of `x` by default.
+        mask, bias, query_offset, dropout, backend
+            As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.
+            Without `dropout` nothing is dropped.
+
+        Returns
+        -------
+        array, shape (..., L, hidden_size)
+            In the common type of inputs and weights.
+        """
+        if unknown:
+            raise unknown_keyword(unknown, ("mask", "bias", "query_offset", "dropout", "backend"))
+        output = sdpa(*self._heads(x, context), mask=mask, bias=bias, query_offset=query_offset, dropout=dropout,
+                      layout="LHE", backend=backend)  # fmt: skip
+        return self.output(output.reshape(*output.shape[:-2], self.hidden_size))
+
+    def with_weights(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Array]:
+        """Return the output, the same bits as without, and the attention weights.
+
+        Parameters
+        ----------
+        x, context, **options
+            As in a call of the layer.
+
+        Returns
+        -------
+        output : array, shape (..., L, hidden_size)
+        weights : array, shape (..., H, L, S)
+            After dropout where it is given.
+        """
+        output = self(x, context, **options)
+        query, key, _ = self._heads(x, context)
+        return output, sdpa_weights(query, key, layout="LHE", **options)
+
+    def _heads(self, x: Any, context: Any) -> tuple[Array, ...]:
+        """Return query, key and value, ``(..., length, H, E)``."""
+        width = self.hidden_size // self.num_heads
+        return tuple(y.reshape(*y.shape[:-1], self.num_heads, width) for y in _project(self, x, context))
+
+    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+        hidden_size, num_heads = sizes["hidden_size"], sizes["num_heads"]
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size = {hidden_size} must be a multiple of num_heads = {num_heads}")
+        super()._fill(arrays, sizes)
+
+
+def _project(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array, Array]:
+    """Return query, key and value, ``(..., length, width)``."""
+    x = checked_input("x", x, "L hidden_size", hidden_size=layer.hidden_size)
+    if context is None:
+        context = x
+    context = checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
+    return layer.query(x), layer.key(context), layer.value(context)
+
+
+def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of `torch.nn.MultiheadAttention` under the names of `MultiHeadAttention`."""
+    separate: dict[str, Array] = {}
+    for name, array in arrays.items():
+        if name.startswith("in_proj_"):
+            thirds = array.reshape(3, -1, *array.shape[1:])
+            separate |= {f"{part}.{name[8:]}": third for part, third in zip(_PROJECTIONS, thirds, strict=True)}
+        else:
+            separate[name.replace("out_proj", "output")] = array
+    return separate

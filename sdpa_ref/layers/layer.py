@@ -1,0 +1,134 @@
+"""What all layers share: weights under PyTorch's names, drawn at random, loaded and saved."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from uuid import uuid4
+
+import numpy as np
+
+from sdpa_ref.arrays import Array
+from sdpa_ref.layers.weights import Axes, checked_sizes, checked_weights, float_dtype, read, safetensors, shape_of
+
+
+class Layer:
+    """What all layers share: named weights.
+
+    A layer is a frozen dataclass of sizes (integers) and weights (arrays, or layers of their own) under the attribute
+    names of the PyTorch module: ``layer.query.weight`` is the entry ``"query.weight"`` of what that module saves.
+    """
+
+    _weights: ClassVar[Axes] = {}
+    _biases: ClassVar[Axes] = {}  # these are there together or not at all
+    _given: ClassVar[tuple[str, ...]] = ()  # sizes that the shapes of the weights do not tell
+
+    @classmethod
+    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
+        """Return the layer with these weights; its sizes come from their shapes.
+
+        Parameters
+        ----------
+        entries : mapping of str to array
+            What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes. They are not copied
+            where the memory allows, so that the layer sees what is written to them later.
+        **sizes : int
+            What the shapes do not tell: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
+
+        Raises
+        ------
+        ValueError
+            Where entries are missing, unexpected, misshapen or of a wrong type; the message lists all of them.
+
+        Examples
+        --------
+        >>> from sdpa_ref import AttentionHead
+        >>> weight = np.eye(2, 3, dtype=np.float32)
+        >>> AttentionHead.from_state_dict({"query.weight": weight, "key.weight": weight, "value.weight": weight})
+        AttentionHead(hidden_size=3, attention_head_size=2)
+        """
+        if set(sizes) != set(cls._given):
+            wanted, got = (", ".join(f"{name}=" for name in names) or "no size" for names in (cls._given, sizes))
+            raise TypeError(f"{cls.__name__} takes {wanted} beside the weights, got {got}")
+        layer = object.__new__(cls)
+        layer._fill(*checked_weights(cls.__name__, entries, cls._weights, cls._biases, checked_sizes(**sizes)))
+        return layer
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], **sizes: int) -> Self:
+        """Return the layer whose weights are in a safetensors file.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, written by `save` or by PyTorch's ``safetensors.torch.save_file``.
+        **sizes : int
+            As in `from_state_dict`.
+
+        Raises
+        ------
+        ValueError
+            Where the file has another format, or its entries are not the layer's; the message lists all that is wrong.
+        """
+        entries = read(path)
+        try:
+            return cls.from_state_dict(entries, **sizes)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return the weights by PyTorch's names; they are the layer's own arrays, not copies."""
+        entries: dict[str, Array] = {}
+        for field in fields(self):  # type: ignore[arg-type]  # all layers are dataclasses
+            value = getattr(self, field.name)
+            if isinstance(value, Layer):
+                entries |= {f"{field.name}.{name}": array for name, array in value.state_dict().items()}
+            elif field.type is not int and value is not None:
+                entries[field.name] = value
+        return entries
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the weights to a safetensors file, which is replaced as a whole or not at all.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; PyTorch reads it with ``safetensors.torch.load_file``.
+        """
+        path = Path(path)
+        unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
+        contiguous = {  # the format's writer copies memory as it lies
+            name: np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+            for name, array in self.state_dict().items()
+        }
+        try:
+            safetensors().save_file(contiguous, unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type is int)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(sizes)})"
+
+    def _draw(self, rng: Any, dtype: Any, bias: bool, **sizes: int) -> None:
+        """Fill a new layer with weights as PyTorch draws them: uniform within 1 / sqrt(fan_in)."""
+        sizes, dtype, rng = checked_sizes(**sizes), float_dtype(dtype), np.random.default_rng(rng)
+        arrays = {}
+        for name, axes in {**self._weights, **(self._biases if bias else {})}.items():
+            _, *fan_in = shape_of(self._weights[name.replace("bias", "weight")], sizes)
+            bound = 1 / math.sqrt(math.prod(fan_in))
+            arrays[name] = rng.uniform(-bound, bound, shape_of(axes, sizes)).astype(dtype)
+        self._fill(arrays, sizes)
+
+    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+        """Set the fields of a new layer, once."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value: Any = sizes.get(field.name) if field.type is int else arrays.get(field.name)
+            if isinstance(field.type, type) and issubclass(field.type, Layer):
+                prefix = f"{field.name}."
+                own = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+                value = field.type.from_state_dict(own)
+            object.__setattr__(self, field.name, value)

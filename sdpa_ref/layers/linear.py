@@ -1,0 +1,117 @@
+"""Affine maps: of the last axis, and of the channels of a feature map."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sdpa_ref.arrays import Array, accumulation_dtype, result_dtype
+from sdpa_ref.layers.layer import Layer
+from sdpa_ref.layers.weights import Axes, checked_input
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Linear(Layer):
+    """An affine map of the last axis: ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Widths, at least 1.
+    bias : bool
+        Whether there is a bias.
+    rng : int or numpy.random.Generator, optional
+        Seed or source of the random weights; fresh ones by default.
+    dtype : dtype
+        Type of the weights: float16, bfloat16, float32 or float64.
+
+    Attributes
+    ----------
+    weight : array, shape (out_features, in_features)
+    bias : array, shape (out_features,), or None
+
+    Notes
+    -----
+    Random weights, here and in the layers made of this one, are uniform within ``1 / sqrt(in_features)``, as PyTorch
+    draws them. The result has the common type of input and weights; sums of 16-bit types are float32.
+
+    Examples
+    --------
+    >>> layer = Linear.from_state_dict({"weight": np.array([[1.0, 2.0], [0.0, -1.0], [3.0, 0.0]])})
+    >>> layer, layer(np.array([10.0, 1.0]))
+    (Linear(in_features=2, out_features=3), array([12., -1., 30.]))
+    """
+
+    in_features: int
+    out_features: int
+    weight: Array
+    bias: Array
+
+    _weights: ClassVar[Axes] = {"weight": "out_features in_features"}
+    _biases: ClassVar[Axes] = {"bias": "out_features"}
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+    ) -> None:
+        self._draw(rng, dtype, bias, in_features=in_features, out_features=out_features)
+
+    def __call__(self, x: Any) -> Array:
+        """Return the map of `x`, ``(..., in_features)`` to ``(..., out_features)``."""
+        x = checked_input("x", x, "in_features", in_features=self.in_features)
+        dtype, x, weight, bias = _widened(x, self.weight, self.bias)
+        with np.errstate(all="ignore"):
+            y = x @ weight.T
+            return (y if bias is None else y + bias).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Conv1x1(Layer):
+    """A convolution of a feature map with a kernel of one pixel: an affine map of its channels.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+        Channels, at least 1.
+    bias, rng, dtype
+        As in `Linear`.
+
+    Attributes
+    ----------
+    weight : array, shape (out_channels, in_channels, 1, 1)
+    bias : array, shape (out_channels,), or None
+
+    Examples
+    --------
+    >>> Conv1x1(3, 8)(np.zeros((2, 3, 32, 32), np.float32)).shape
+    (2, 8, 32, 32)
+    """
+
+    in_channels: int
+    out_channels: int
+    weight: Array
+    bias: Array
+
+    _weights: ClassVar[Axes] = {"weight": "out_channels in_channels 1 1"}
+    _biases: ClassVar[Axes] = {"bias": "out_channels"}
+
+    def __init__(
+        self, in_channels: int, out_channels: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+    ) -> None:
+        self._draw(rng, dtype, bias, in_channels=in_channels, out_channels=out_channels)
+
+    def __call__(self, x: Any) -> Array:
+        """Return the map of `x`, ``(..., in_channels, h, w)`` to ``(..., out_channels, h, w)``."""
+        x = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)
+        dtype, x, weight, bias = _widened(x, self.weight[:, :, 0, 0], self.bias)
+        *lead, channels, h, w = x.shape
+        with np.errstate(all="ignore"):
+            y = (weight @ x.reshape(*lead, channels, h * w)).reshape(*lead, self.out_channels, h, w)
+            return (y if bias is None else y + bias[:, None, None]).astype(dtype, copy=False)
+
+
+def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:
+    """Return the type of the result, and the arrays in the type in which it is summed."""
+    given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
+    dtype = result_dtype(**given)
+    wide = [array.astype(accumulation_dtype(dtype), copy=False) for array in given.values()]
+    return dtype, *wide, *([None] if bias is None else [])

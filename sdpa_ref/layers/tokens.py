@@ -1,0 +1,101 @@
+"""From words to the input of a layer: embeddings and positions."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sdpa_ref.arrays import Array, as_array
+from sdpa_ref.layers.layer import Layer
+from sdpa_ref.layers.weights import Axes, checked_sizes, float_dtype
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Embedding(Layer):
+    """A vector for each entry of a vocabulary.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        Size of the vocabulary.
+    width : int
+        Length of a vector.
+    rng, dtype
+        As in `Linear`; the random vectors are standard normal, as in PyTorch.
+
+    Attributes
+    ----------
+    weight : array, shape (num_embeddings, width)
+
+    Examples
+    --------
+    >>> words = "Wie geht es dir".split()
+    >>> embedding = Embedding(len(words), 48, rng=0)
+    >>> x = embedding(range(len(words))) + sinusoidal_positions(len(words), 48)
+    >>> x.shape, x.dtype
+    ((4, 48), dtype('float32'))
+    """
+
+    num_embeddings: int
+    width: int
+    weight: Array
+
+    _weights: ClassVar[Axes] = {"weight": "num_embeddings width"}
+
+    def __init__(self, num_embeddings: int, width: int, *, rng: Any = None, dtype: Any = np.float32) -> None:
+        sizes = checked_sizes(num_embeddings=num_embeddings, width=width)
+        weight = np.random.default_rng(rng).standard_normal(tuple(sizes.values())).astype(float_dtype(dtype))
+        self._fill({"weight": weight}, sizes)
+
+    def __call__(self, ids: Any) -> Array:
+        """Return the vectors of these entries.
+
+        Parameters
+        ----------
+        ids : array of int, shape (...)
+            Numbers of entries, in ``[0, num_embeddings)``.
+
+        Returns
+        -------
+        array, shape (..., width)
+        """
+        ids = as_array("ids", ids)
+        if ids.dtype.kind not in "iu":
+            raise TypeError(f"ids must be integers, got {ids.dtype}")
+        wrong = ids[(ids < 0) | (ids >= self.num_embeddings)]
+        if wrong.size:
+            raise ValueError(f"ids must be in [0, {self.num_embeddings}), got {wrong[0]}")
+        return self.weight[ids]
+
+
+def sinusoidal_positions(L: int, width: int, *, dtype: Any = np.float32) -> Array:
+    """Return the positions of L tokens as vectors of sines and cosines, to be added to embeddings.
+
+    Parameters
+    ----------
+    L : int
+        Number of positions, at least 0.
+    width : int
+        Length of a vector.
+    dtype : dtype
+        Type of the result, that of the embeddings.
+
+    Returns
+    -------
+    array, shape (L, width)
+        At position p, ``sin(p / 10000**(2 * n / width))`` in column ``2 * n`` and its cosine in the next.
+
+    Notes
+    -----
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.5.
+
+    Examples
+    --------
+    >>> sinusoidal_positions(2, 4).round(2)
+    array([[0.  , 1.  , 0.  , 1.  ],
+           [0.84, 0.54, 0.01, 1.  ]], dtype=float32)
+    """
+    checked_sizes(0, L=L), checked_sizes(width=width)
+    columns = np.arange(width)
+    angles = np.arange(L)[:, None] / 10000.0 ** (columns // 2 * 2 / width)
+    return np.where(columns % 2, np.cos(angles), np.sin(angles)).astype(float_dtype(dtype))
