@@ -133,7 +133,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list
         raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
     if not getattr(out.flags, "writeable", True):
         raise ValueError("out must be writeable, got a read-only array")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
         raise ValueError("out must not overlap itself, got an array with a stride of 0")
     for array in used:
         if module.may_share_memory(out, array) and _overlap(module, out, array):

@@ -35,9 +35,12 @@ BACKENDS = [usable(name) for name in sdpa_ref.names() if name not in STAND_INS]
 
 
 def pytest_generate_tests(metafunc):
-    """Run every test that asks for a `backend` on each of them."""
+    """Run every test that asks for a `backend` on each of them, or for a `gradient_backend` on each that has gradients."""
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", BACKENDS)
+    if "gradient_backend" in metafunc.fixturenames:
+        able = [backend for backend in BACKENDS if backend.marks or hasattr(sdpa_ref.load(backend.values[0]), "vjp")]
+        metafunc.parametrize("gradient_backend", able)
 
 
 def pytest_report_header():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sdpa_ref import AttentionHead, Embedding, Linear, MultiHeadAttention, SpatialAttention
-from sdpa_ref.testing import same_bits
+from sdpa_ref.testing import assert_same_bits
 
 LAYERS = {
     "linear": lambda **options: Linear(6, 10, **options),
@@ -45,7 +45,7 @@ def test_rule_30_round_trip(name, dtype, tmp_path):
         assert repr(again) == repr(layer)
         for (name, a), (other, b) in zip(layer.state_dict().items(), again.state_dict().items(), strict=True):
             assert name == other
-            assert same_bits(a, b)
+            assert_same_bits(a, b)
 
 
 @pytest.mark.parametrize("name", ["linear", "head", "multi-head"])
@@ -69,7 +69,8 @@ def test_rule_30_fused_projections():
         fused[f"in_proj_{name}"] = np.concatenate([entries[f"{part}.{name}"] for part in ("query", "key", "value")])
     again = MultiHeadAttention.from_state_dict(fused, num_heads=3).state_dict()
     assert again.keys() == entries.keys()
-    assert all(same_bits(array, entries[name]) for name, array in again.items())
+    for name, array in again.items():
+        assert_same_bits(array, entries[name])
     del fused["in_proj_bias"], fused["out_proj.bias"]
     assert MultiHeadAttention.from_state_dict(fused, num_heads=3).key.bias is None
     fused["in_proj_weight"] = fused["in_proj_weight"][:17]
@@ -178,7 +179,7 @@ def test_random_weights(name):
     one, two, other = (LAYERS[name](rng=seed).state_dict() for seed in (1, np.random.default_rng(1), 2))
     for entry, array in one.items():
         assert array.dtype == np.float32
-        assert same_bits(array, two[entry])
+        assert_same_bits(array, two[entry])
         assert not np.array_equal(array, other[entry])
     if name != "embedding":
         for entry, array in one.items():

@@ -24,7 +24,7 @@ from sdpa_ref import (
     sinusoidal_positions,
     unpatchify,
 )
-from sdpa_ref.testing import same_bits
+from sdpa_ref.testing import assert_same_bits
 
 TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
@@ -96,7 +96,7 @@ def test_rule_26_asking_for_weights_changes_no_bit(backend):
     for layer, shape in ((MultiHeadAttention(6, 3, rng=1), (5, 6)), (SpatialAttention(6, 3, 4, rng=1), (6, 1, 5))):
         x = normal(*shape, dtype=np.float32)
         output, weights = layer.with_weights(x, mask=keep, backend=backend)
-        assert same_bits(output, layer(x, mask=keep, backend=backend))
+        assert_same_bits(output, layer(x, mask=keep, backend=backend))
         assert np.isfinite(output).all()
         assert (weights[1] == 0).all()
         agree(weights.sum(-1), keep.any(-1).astype(np.float32))
@@ -106,10 +106,10 @@ def test_rule_26_options_never_change_what_is_visible(backend):
     layer, x = MultiHeadAttention(6, 3, rng=1), normal(2, 5, 6, dtype=np.float32)
     plain = layer(x, mask=Causal(), backend=backend)
     with_weights, weights = layer.with_weights(x, mask=Causal(), backend=backend)
-    assert same_bits(plain, with_weights)
-    assert same_bits(plain, layer(x, mask=Causal(), dropout=Dropout(0, 7), backend=backend))
-    assert same_bits(plain, layer(x[:, None], mask=Causal(), backend=backend)[:, 0])
-    assert same_bits(plain[1], layer(x[1], mask=Causal(), backend=backend))
+    assert_same_bits(plain, with_weights)
+    assert_same_bits(plain, layer(x, mask=Causal(), dropout=Dropout(0, 7), backend=backend))
+    assert_same_bits(plain, layer(x[:, None], mask=Causal(), backend=backend)[:, 0])
+    assert_same_bits(plain[1], layer(x[1], mask=Causal(), backend=backend))
     np.testing.assert_array_equal(weights > 0, np.broadcast_to(np.tri(5) > 0, (2, 3, 5, 5)))
     dropped = layer.with_weights(x, mask=Causal(), dropout=Dropout(0.5, 7), backend=backend)[1]
     kept = Dropout(0.5, 7).keep(dropped.shape) & np.tri(5, dtype=bool)
@@ -121,7 +121,7 @@ def test_rule_26_without_dropout_a_layer_is_deterministic(backend):
     for layer in (AttentionHead(6, 5), MultiHeadAttention(6, 3), SpatialAttention(6)):
         shaped = x.reshape(2, 6, 3, 2) if isinstance(layer, SpatialAttention) else x
         for first, second in zip(layer(shaped, backend=backend), layer(shaped, backend=backend), strict=True):
-            assert same_bits(first, second)
+            assert_same_bits(first, second)
 
 
 def test_rule_26_padding_has_no_influence(backend):
@@ -132,7 +132,7 @@ def test_rule_26_padding_has_no_influence(backend):
     for b, n in enumerate(lengths):
         poisoned[b, n:] = np.nan
     clean, dirty = (layer(x, each, mask=KeyLengths(lengths), backend=backend) for each in (x, poisoned))
-    assert same_bits(clean, dirty)
+    assert_same_bits(clean, dirty)
     agree(clean[2], np.broadcast_to(layer.output.bias, (5, 6)))
 
 
@@ -141,7 +141,7 @@ def test_rule_26_a_mask_for_each_of_two_leading_axes(backend):
     lengths = np.array([[1, 2, 3, 5], [5, 4, 0, 1]])
     together = layer(x, mask=KeyLengths(lengths), backend=backend)
     for b, f in np.ndindex(2, 4):
-        assert same_bits(together[b, f], layer(x[b, f], mask=KeyLengths(lengths[b, f]), backend=backend))
+        assert_same_bits(together[b, f], layer(x[b, f], mask=KeyLengths(lengths[b, f]), backend=backend))
 
 
 def test_rule_10_true_means_visible_in_layers(backend):
@@ -190,7 +190,7 @@ def test_rule_27_sizes_say_what_they_are():
     one, other = SpatialAttention(320, heads=8, dim_head=40, rng=1), SpatialAttention(320, heads=40, dim_head=8, rng=1)
     assert repr(one) == "SpatialAttention(dim=320, heads=8, dim_head=40)"
     x = normal(320, 2, 2, dtype=np.float32)
-    assert same_bits(one.to_qkv.weight, other.to_qkv.weight)
+    assert_same_bits(one.to_qkv.weight, other.to_qkv.weight)
     assert not np.array_equal(one(x, backend="reference"), other(x, backend="reference"))
 
 
@@ -200,8 +200,8 @@ def test_rule_27_leading_axes_and_weights(backend):
     assert weights.shape == (3, 2, 2, 12, 12)
     for at in np.ndindex(3, 2):
         one, its_weights = layer.with_weights(x[at], backend=backend)
-        assert same_bits(one, output[at])
-        assert same_bits(its_weights, weights[at])
+        assert_same_bits(one, output[at])
+        assert_same_bits(its_weights, weights[at])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -361,6 +361,6 @@ def test_weights_of_a_layer_are_those_of_sdpa(backend):
     layer, x = MultiHeadAttention(6, 3, rng=1, dtype=np.float64), normal(2, 5, 6)
     output, weights = layer.with_weights(x, bias=normal(5, 5, seed=3), backend=backend)
     q, k = (part(x).reshape(2, 5, 3, 2) for part in (layer.query, layer.key))
-    assert same_bits(weights, sdpa_weights(q, k, bias=normal(5, 5, seed=3), layout="LHE", backend=backend))
+    assert_same_bits(weights, sdpa_weights(q, k, bias=normal(5, 5, seed=3), layout="LHE", backend=backend))
     mixed = np.einsum("bhij,bjhe->bihe", weights, layer.value(x).reshape(2, 5, 3, 2)).reshape(2, 5, 6)
     agree(output, layer.output(mixed))

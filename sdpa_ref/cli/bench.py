@@ -125,11 +125,8 @@ def _print(result: dict[str, Any]) -> None:
 
     from sdpa_ref.bench import report
 
-    console = Console(markup=False, emoji=False, highlight=False)
-    if result["cases"]:
-        table = report.table(result)
-        console.width = max(console.width, console.measure(table).maximum)  # a table that is cut off is of no use
-        console.print(table)
+    if result["cases"]:  # 200 columns, whatever the terminal has: a table that is cut off is of no use
+        Console(width=200, markup=False, emoji=False, highlight=False).print(report.table(result))
     print(*report.notes(result), report.caption(result), sep="\n")
 
 

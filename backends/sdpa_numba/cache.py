@@ -1,0 +1,224 @@
+"""Compilation with Numba, kept on disk under a key of everything that the machine code depends on.
+
+Numba's own cache looks at the one file that holds a function, cannot tell apart what functions made at run time call,
+and keeps an index that processes overwrite for each other. Here every compilation is a file of its own; a change in any
+source of this package, other versions or another processor lead to other files. What the key cannot describe is
+compiled in every process anew, and a file that cannot be read back is as good as none.
+"""
+
+import hashlib
+import math
+import os
+import pickle
+import platform
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import llvmlite
+import numba
+import numpy as np
+import platformdirs
+from llvmlite import ir
+from numba import types
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
+from numba.core.serialize import dumps
+
+PACKAGE = Path(__file__).parent
+VARIABLE = "SDPA_REF_CACHE_DIR"
+VERSIONS_KEPT = 8
+DIGEST_SIZE = 32
+LIBRARIES = (math, np, numba)  # known by the names of what is in them, as their versions are in the key
+
+
+class CacheInfo(NamedTuple):
+    """Where compiled kernels are kept; `reason` says why none can be, and is None where they can."""
+
+    directory: Path
+    reason: str | None
+
+
+def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Return `function` compiled by Numba, without the GIL, with IEEE arithmetic and cached on disk.
+
+    Parameters
+    ----------
+    function : callable, optional
+        What to compile. Without it, a decorator that takes it.
+    **options
+        More options of `numba.njit`.
+
+    Returns
+    -------
+    numba.core.dispatcher.Dispatcher
+        Compiles, or loads from disk, once for each combination of argument types.
+    """
+    if function is None:
+        return lambda function: jit(function, **options)
+    dispatcher = numba.njit(nogil=True, error_model="numpy", boundscheck=False, **options)(function)
+    dispatcher._cache = _DiskCache(dispatcher)  # where Numba's `cache=True` puts its own
+    return dispatcher
+
+
+@cache
+def cache_directory() -> Path:
+    """Return the directory for kernels of exactly these sources and versions; it need not exist.
+
+    It lies in the folder that the environment variable ``SDPA_REF_CACHE_DIR`` names, else in the user's cache. As with
+    Numba's caches, whoever can write there can run code here.
+    """
+    versions = [platform.python_implementation(), platform.python_version()]
+    versions += [module.__version__ for module in (numba, llvmlite, np)]
+    key = hashlib.sha256("\n".join(versions).encode())
+    for source in sorted(PACKAGE.rglob("*.py")):
+        key.update(source.name.encode() + hashlib.sha256(source.read_bytes()).digest())
+    root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("sdpa_ref", appauthor=False)
+    return Path(root).expanduser().absolute() / "numba" / key.hexdigest()[:16]
+
+
+def cache_info() -> CacheInfo:
+    """Return where compiled kernels are kept, or why they cannot be, after trying to write a file there."""
+    directory = cache_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        return CacheInfo(directory, f"{type(error).__name__}: {error}")
+    return CacheInfo(directory, None)
+
+
+class _DiskCache(NullCache):
+    """The stored compilations of one function: for each signature a file, which starts with the digest of the rest."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+
+    @property
+    def cache_path(self) -> str:
+        """The directory, for `dispatcher.stats`."""
+        return str(cache_directory())
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Return the compilation stored for `signature`, None where there is none or none that works."""
+        rtsys.initialize(target_context)  # all that loaded code needs; compilers load the rest, which takes 0.1 s
+        try:
+            content = self._file(signature, target_context.codegen()).read_bytes()
+            if hashlib.sha256(content[DIGEST_SIZE:]).digest() != content[:DIGEST_SIZE]:
+                return None
+            return CompileResult._rebuild(target_context, *pickle.loads(content[DIGEST_SIZE:]))
+        except Exception:  # whatever is wrong with a file, compiling is the remedy
+            return None
+
+    def save_overload(self, signature: Any, compilation: Any) -> None:
+        """Store `compilation` in one step for all who read or write it at the same time; if that fails, do without."""
+        if compilation.library.has_dynamic_globals:  # addresses in this process
+            return
+        with suppress(OSError, pickle.PicklingError, _Unknown):
+            file = self._file(signature, compilation.codegen)
+            content = dumps(compilation._reduce())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(uuid.uuid4().hex)
+            try:
+                part.write_bytes(hashlib.sha256(content).digest() + content)
+                part.replace(file)
+            finally:
+                part.unlink(missing_ok=True)
+            _prune(file.parent.parent)
+
+    def _file(self, signature: Any, codegen: Any) -> Path:
+        arguments = tuple(getattr(signature, "args", signature))
+        key = repr(_describe((self.dispatcher, arguments, codegen.magic_tuple()), {}))
+        return cache_directory() / f"{self.dispatcher.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _prune(root: Path) -> None:
+    """Return when the oldest directories of `root` are gone."""
+    directories = sorted(root.iterdir(), key=lambda directory: directory.stat().st_mtime)
+    for directory in directories[:-VERSIONS_KEPT]:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Unknown(Exception):
+    """A thing without a description that other processes would share."""
+
+
+def _describe(thing: Any, seen: dict[int, int]) -> Any:
+    """Return nested tuples of text, equal in two processes only if kernels that use `thing` are equal there.
+
+    `seen` numbers the functions that are described already, as most are used more than once.
+    """
+    describe = partial(_describe, seen=seen)
+    match thing:
+        case None | bool() | int() | float() | str() | bytes() | np.generic() | np.dtype():
+            return type(thing).__name__, repr(thing)
+        case tuple() | list():
+            return tuple(map(describe, thing))
+        case set() | frozenset():
+            return tuple(sorted(map(describe, thing)))
+        case dict():
+            return tuple((name, describe(thing[name])) for name in sorted(thing))
+        case types.Number() | types.Boolean() | types.NoneType() | types.Array() | types.CPointer() | types.Literal():
+            return type(thing).__name__, repr(thing)
+        case types.Type() if _is_ours(type(thing)):
+            return type(thing).__name__, repr(thing)
+        case types.BaseTuple():
+            return type(thing).__name__, getattr(thing, "fields", ()), describe(thing.types)  # type: ignore[attr-defined]
+        case types.Dispatcher():
+            return "type of", describe(thing.dispatcher)
+        case ir.Type() | ir.Constant():
+            return "llvm", str(thing)
+        case type() if _is_ours(thing):
+            return thing.__module__, thing.__qualname__
+        case _ if place := _place_in_library(thing):
+            return place
+        case FunctionType() if id(thing) in seen:
+            return "again", seen[id(thing)]
+        case FunctionType():
+            seen[id(thing)] = len(seen)
+            return describe(_ingredients(thing))
+        case CodeType():
+            return thing.co_code.hex(), thing.co_names, describe(thing.co_consts)
+        case _ if hasattr(thing, "__wrapped__"):  # a dispatcher or an intrinsic
+            options = [getattr(thing, name, None) for name in ("targetoptions", "locals")]
+            return type(thing).__name__, describe(options), describe(thing.__wrapped__)
+    raise _Unknown(thing)
+
+
+def _is_ours(thing: Any) -> bool:
+    """Return whether a function or class is of this package, whose sources are in the key."""
+    return str(thing.__module__).startswith(f"{__package__}.")
+
+
+def _place_in_library(thing: Any) -> str | None:
+    """Return the name of a library, or of what a library has under its own name, None for anything else."""
+    name = str(getattr(thing, "__name__", ""))
+    for library in LIBRARIES:
+        if thing is library or thing is getattr(library, name, None):
+            return f"{library.__name__}: {name}"
+    return None
+
+
+def _ingredients(function: FunctionType) -> tuple[Any, ...]:
+    """Return what makes a function: what it encloses, and its place in this package or else its code and globals."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    enclosed, code = (cells, function.__defaults__, function.__kwdefaults__), function.__code__
+    if _is_ours(function):
+        return enclosed, function.__module__, function.__qualname__, code.co_firstlineno
+    names = {name for part in _codes(code) for name in part.co_names} & function.__globals__.keys()
+    return enclosed, code, {name: function.__globals__[name] for name in names}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of all functions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,69 @@
+"""How the pieces of a kernel are compiled: as parts, which are typed and lowered, and optimised only in the kernel.
+
+Numba optimises every function with all that it calls, and so the innermost loop once for each level above it. A part
+stays as it is; the kernel links all parts below it and is optimised as a whole, which takes a third of the time.
+"""
+
+import numba
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+
+from .cache import jit
+
+
+class PartLibrary(JITCodeLibrary):
+    """A library that is only good for linking: nothing in it is optimised or made executable."""
+
+    def _optimize_functions(self, module):
+        module.data_layout = self._codegen._data_layout
+
+    def finalize(self):
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        return 0  # as for any function without an entry from Python
+
+    @property
+    def codegen(self):
+        return self
+
+    def set_env(self, name, env):
+        """Do nothing: an environment serves the entry from Python."""
+
+
+class KernelLibrary(JITCodeLibrary):
+    """A library that links the parts of its parts, too."""
+
+    def add_linking_library(self, library):
+        super().add_linking_library(library)
+        if isinstance(library, PartLibrary):
+            for other in library._linking_libraries:
+                self.add_linking_library(other)
+
+
+class PartCompiler(Compiler):
+    """The pipeline of a part."""
+
+    def compile_extra(self, function):
+        self.state.library = PartLibrary(self.state.targetctx.codegen(), function.__qualname__)
+        return super().compile_extra(function)
+
+
+class KernelCompiler(Compiler):
+    """The pipeline of a kernel."""
+
+    def compile_extra(self, function):
+        self.state.library = KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
+        self.state.library.enable_object_caching()
+        return super().compile_extra(function)
+
+
+def part(function):
+    """Return `function` compiled as a part of whatever kernel calls it."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+    return numba.njit(error_model="numpy", **options)(function)
+
+
+def kernel(function):
+    """Return `function` compiled with all its parts, and cached on disk."""
+    return jit(pipeline_class=KernelCompiler)(function)

@@ -1,0 +1,245 @@
+"""The kernel for few query rows: lanes are keys for the scores and columns of V for the output.
+
+All query rows of a key head share one pass over its keys and values, which are read where they lie. A task is one chunk
+of keys; the states of several chunks are merged in their order, so that nothing depends on who computed them. Each sum runs
+in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from . import elementary
+from .compilation import kernel as compiled
+from .compilation import part
+from .finish import finish
+from .pack import transposing, value_packer
+from .plan import NUMBERS
+from .rows import FIELDS, at, keeps, place, rows_at, visible
+from .simd import fma, itemsize, lane, loader, record_reader, select, splatter, storer, sum_fours, tiler
+from .threads import next_task
+from .views import Arrays, batch, data, stride
+
+read_numbers = record_reader(NUMBERS)
+STEP = 32  # keys whose values stay in the first cache while all columns are done
+
+
+@cache
+def kernels(dtype, sizes):
+    """Return the kernels ``attend`` and ``merge`` for this type."""
+    acc, lanes, block, chunk = sizes.acc, sizes.panel, sizes.block, sizes.chunk
+    number, size = np.dtype(acc).type, itemsize(acc)
+    vector, one, zero, nothing = lanes * size, number(1), number(0), number(-np.inf)
+    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    load_one, load_source, store_narrow = loader(acc, acc), loader(dtype, acc), storer(dtype)
+    exp, tanh = elementary.functions(acc, lanes)
+    pack_keys, _ = transposing(dtype, acc, acc, lanes)
+    pack_values = value_packer(dtype, acc, lanes)
+    score_four, score_one = (tiler(acc, rows, 2, lanes, False) for rows in (4, 1))
+    add_four_wide, add_one_wide = (tiler(acc, rows, 4, lanes, True) for rows in (4, 1))
+    add_four, add_one = (tiler(acc, rows, 1, lanes, True) for rows in (4, 1))
+    direct = dtype == acc
+
+    @part
+    def score(p, a, n, queries, key, keys, t, j0, low, high):
+        """Fill the rows of `t` with the scores of the keys of ``[low, high)``, counted from the block's first."""
+        row, column, panel = stride(a.key, 2), stride(a.key, 1), p.E * vector
+        for x in range(low - low % (2 * lanes), high, 2 * lanes):
+            for y in range(x, min(x + 2 * lanes, high), lanes):
+                count = min(lanes, p.S - j0 - y)
+                pack_keys(key + (j0 + y) * row, row, column, count, p.E, keys + (y - x) // lanes * panel, vector)
+            r, scale = 0, number(p.scale)
+            while r < n:
+                q, c = queries + r * p.E * size, t + (r * block + x) * size
+                if n - r >= 4:
+                    score_four(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                    r += 4
+                else:
+                    score_one(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                    r += 1
+
+    @part
+    def adjust(p, rows, n, t, j0, low, high, complete):
+        """Apply the softcap, and give keys that a row does not see the score -inf."""
+        for r in range(n):
+            if p.softcap:
+                limit = splat(number(p.softcap))
+                for to in range(t + (r * block + low) * size, t + (r * block + high) * size, vector):
+                    store(to, limit * tanh(load(to) / limit))
+            if not complete:
+                for x in range(low, high):
+                    j = j0 + x
+                    if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
+                        store(t + (r * block + x) * size, nothing)
+
+    @part
+    def update(p, n, t, low, high, m, z, sums, width):
+        """Turn scores into weights; `low` and `high` are multiples of the lanes."""
+        for r in range(n):
+            first, last = t + (r * block + low) * size, t + (r * block + high) * size
+            old = load_one(m + r * size)
+            tops = splat(old)
+            for to in range(first, last, vector):
+                s = load(to)
+                tops = select(tops < s, s, tops)
+            new = old
+            for x in range(lanes):
+                new = max(new, lane(tops, x))
+            base = zero if new == nothing else new
+            shrink = exp(splat(old - base))
+            total = load_one(z + r * size) * lane(shrink, 0)
+            for to in range(first, last, vector):
+                weight = exp(load(to) - splat(base))
+                store(to, weight)
+                fours = sum_fours(weight)
+                for x in range(0, lanes, 4):
+                    total += lane(fours, x)
+            store(m + r * size, new)
+            store(z + r * size, total)
+            if lane(shrink, 0) < one:
+                for to in range(sums + r * width * size, sums + (r + 1) * width * size, vector):
+                    store(to, load(to) * shrink)
+
+    @part
+    def add(n, t, values, row, steps, sums, width):
+        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
+        r = 0
+        while r < n:
+            p, c, d = t + r * block * size, sums + r * width * size, 0
+            if n - r >= 4:
+                while d + 4 * lanes <= width:
+                    add_four_wide(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
+                    d += 4 * lanes
+                while d < width:
+                    add_four(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
+                    d += lanes
+                r += 4
+            else:
+                while d + 4 * lanes <= width:
+                    add_one_wide(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
+                    d += 4 * lanes
+                while d < width:
+                    add_one(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
+                    d += lanes
+                r += 1
+
+    @part
+    def add_carefully(p, a, rows, n, t, value, j0, low, high, sums, width):
+        """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        for r in range(n):
+            for x in range(low, high):
+                if keeps(p, a, rows, r, j0 + x):
+                    weight = load_one(t + (r * block + x) * size)
+                    for d in range(p.Ev):
+                        to = sums + (r * width + d) * size
+                        store(to, fma(weight, load_source(value + (j0 + x) * row + d * column), load_one(to)))
+
+    @part
+    def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
+        """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        in_place = direct and complete and column == size and p.Ev == width
+        for x in range(low, high, STEP):
+            steps, source = min(STEP, high - x), value + (j0 + x) * row
+            if in_place:
+                add(n, t + x * size, source, row, steps, sums, width)
+            elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
+                add(n, t + x * size, values, width * size, steps, sums, width)
+            else:
+                add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
+
+    @part
+    def write_row(p, a, b, rows, r, m, z, sums):
+        """Write the output and lse of one row."""
+        ratio, lse = finish(float(load_one(m)), float(load_one(z)), a.sink, at(rows.h, r))
+        h, i = at(rows.h, r), at(rows.i, r)
+        if a.lse:
+            store(data(a.lse) + ((b * p.Hq + h) * p.L + i) * size, number(lse))
+        if a.out:
+            to = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2)
+            for d in range(p.Ev):
+                value = load_one(sums + d * size) * number(ratio) + zero  # + 0: never -0
+                store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
+
+    @compiled
+    def attend(counter, plan, states, query, key, value, out, lse, prefix, start, stop, sink):
+        """Compute all chunks; where there are several, leave their states: maxima, sums, sums of weighted values."""
+        p = read_numbers(plan)
+        a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
+        n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
+        floats = n * (p.E + block) + 2 * lanes * p.E + STEP * width
+        state_bytes = n * (width + 2) * size
+        memory = np.empty(floats * size + 8 * FIELDS * n + state_bytes + 64, np.uint8)
+        t = (memory.ctypes.data + 63) & -64
+        keys = t + n * block * size
+        values = keys + 2 * lanes * p.E * size
+        queries = values + STEP * width * size
+        own = queries + n * p.E * size
+        rows = rows_at(own + state_bytes, n)
+        task = next_task(counter)
+        while task < p.B * p.Hkv * max(chunks, 1):
+            unit, index = task // max(chunks, 1), task % max(chunks, 1)
+            b, kv = unit // p.Hkv, unit % p.Hkv
+            place(rows, n, b, kv * p.group, 0, n - 1, p, a)
+            sums = own if chunks < 2 else states + task * state_bytes
+            m = sums + n * width * size
+            z = m + n * size
+            for x in range(n * width):
+                store(sums + x * size, zero)
+            source = batch(query, 3, query, b)
+            for r in range(n):
+                store(m + r * size, nothing)
+                store(z + r * size, zero)
+                q = source + at(rows.h, r) * stride(query, 3) + at(rows.i, r) * stride(query, 2)
+                for e in range(p.E):
+                    store(queries + (r * p.E + e) * size, load_source(q + e * stride(query, 1)))
+            key_head = batch(key, 3, query, b) + kv * stride(key, 3)
+            value_head = batch(value, 3, query, b) + kv * stride(value, 3)
+            for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
+                low, high, complete = visible(rows, n, j0, min(j0 + block, p.S))
+                if low >= high:
+                    continue
+                low -= j0
+                high -= j0
+                bottom, top = low - low % lanes, high + -high % lanes
+                score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
+                adjust(p, rows, n, t, j0, bottom, top, complete and top == high)
+                update(p, n, t, bottom, top, m, z, sums, width)
+                add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
+            if chunks < 2:
+                for r in range(n):
+                    write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
+            task = next_task(counter)
+        memory[0] = 0  # the addresses above are only good while `memory` lives
+
+    @compiled
+    def merge(counter, plan, states, query, key, value, out, lse, prefix, start, stop, sink):
+        """Merge the states of all chunks and write the rows; a task is one key head."""
+        p = read_numbers(plan)
+        a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
+        n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
+        state_bytes = n * (width + 2) * size
+        memory = np.empty(8 * FIELDS * n, np.uint8)
+        rows = rows_at(memory.ctypes.data, n)
+        task = next_task(counter)
+        while task < p.B * p.Hkv:
+            b, kv = task // p.Hkv, task % p.Hkv
+            place(rows, n, b, kv * p.group, 0, n - 1, p, a)
+            first = states + task * chunks * state_bytes
+            for r in range(n):
+                sums, m, z = first + r * width * size, first + (n * width + r) * size, first + (n * width + n + r) * size
+                for other in range(state_bytes, chunks * state_bytes, state_bytes):
+                    mine, theirs = load_one(m), load_one(m + other)
+                    new = max(mine, theirs)
+                    base = zero if new == nothing else new
+                    keep, gain = exp(splat(mine - base)), exp(splat(theirs - base))
+                    store(m, new)
+                    store(z, load_one(z) * lane(keep, 0) + load_one(z + other) * lane(gain, 0))
+                    for d in range(0, width * size, vector):
+                        store(sums + d, load(sums + d) * keep + load(sums + other + d) * gain)
+                write_row(p, a, b, rows, r, m, z, sums)
+            task = next_task(counter)
+        memory[0] = 0
+
+    return attend, merge

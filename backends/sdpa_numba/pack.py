@@ -1,0 +1,77 @@
+"""Packing: arrays of any type and strides become panels that the register tiles read in one stream."""
+
+from functools import cache
+
+import numpy as np
+
+from .compilation import part
+from .simd import fma, itemsize, lane, loader, splatter, storer, transposer
+
+
+@cache
+def transposing(source, target, working, lanes):
+    """Return ``turn(a, a_row, a_column, rows, width, b, b_row, b_column)``: columns of `a` become rows of `b`.
+
+    `rows` is at most `lanes`. The rows that are missing repeat the last one; `clip` says not to write beyond `rows`.
+    """
+    a_size, b_size = itemsize(source), itemsize(target)
+    load, store = loader(source, working), storer(target)
+    square = transposer(source, target, working, lanes)
+
+    @part
+    def turn_in(a, a_row, a_column, rows, width, b, b_row):
+        """Pack: row e of `b` holds column e of `a`, `lanes` numbers."""
+        done = 0
+        if a_column == a_size:
+            done = width - width % lanes
+            for e in range(0, done, lanes):
+                square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
+        for e in range(done, width):
+            for x in range(lanes):
+                store(b + e * b_row + x * b_size, load(a + min(x, rows - 1) * a_row + e * a_column))
+
+    @part
+    def turn_out(a, a_row, rows, width, b, b_row, b_column):
+        """Unpack: the first `rows` columns of `a`, of length `width`, become rows of `b`."""
+        done = 0
+        if b_column == b_size:
+            done = width - width % lanes
+            for e in range(0, done, lanes):
+                square(a + e * a_row, a_row, lanes, b + e * b_column, b_row, rows - 1)
+        for x in range(rows):
+            for e in range(done, width):
+                store(b + x * b_row + e * b_column, load(a + e * a_row + x * a_size))
+
+    return turn_in, turn_out
+
+
+@cache
+def value_packer(dtype, acc, lanes):
+    """Return the function that packs values into parts of `lanes` columns."""
+    size, source_size, zero = itemsize(acc), itemsize(dtype), np.dtype(acc).type(0)
+    load, load_part, store, splat = loader(dtype, acc), loader(dtype, acc, lanes), storer(acc), splatter(acc, lanes)
+
+    @part
+    def pack_values(source, row, column, rows, width, target, target_row, target_part):
+        """Copy `rows` rows of V, fill the last part with zeros, and return whether all of it is finite."""
+        check, rest = splat(zero), zero
+        done = width - width % lanes if column == source_size else 0
+        for x in range(rows):
+            address, to = source + x * row, target + x * target_row
+            for _ in range(0, done, lanes):
+                values = load_part(address)
+                check = fma(values, splat(zero), check)
+                store(to, values)
+                address += lanes * source_size
+                to += target_part
+            for part in range(done, width, lanes):
+                for d in range(lanes):
+                    value = load(source + x * row + (part + d) * column) if part + d < width else zero
+                    rest += value * zero
+                    store(to + d * size, value)
+                to += target_part
+        for x in range(lanes):
+            rest += lane(check, x)
+        return rest == zero
+
+    return pack_values

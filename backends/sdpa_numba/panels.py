@@ -1,0 +1,170 @@
+"""The kernel for many query rows: strips of tiles pass over packed blocks of keys and values."""
+
+from functools import cache
+
+import numpy as np
+
+from . import softmax, tiles
+from .pack import transposing, value_packer
+from .plan import NUMBERS
+from .rows import FIELDS, place, rows_at, span, visible
+from .compilation import kernel as compiled
+from .compilation import part
+from .simd import itemsize, record_reader, storer
+from .threads import next_task
+from .tiles import Tile
+from .views import Arrays, batch, stride
+
+read_numbers = record_reader(NUMBERS)
+
+
+@cache
+def packing(dtype, sizes):
+    """Return ``pack_block`` and its kernel ``pack``, which packs every block of a problem.
+
+    A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last 64
+    bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
+    """
+    pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel)
+    pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
+    size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
+    store = storer("int64")
+
+    @part
+    def pack_block(p, a, b, head, j0, target):
+        """Pack the block of keys that begins at j0."""
+        count, finite = min(block, p.S - j0), True
+        row, column = stride(a.key, 2), stride(a.key, 1)
+        key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
+        for x in range(0, count, panel):
+            rows = min(panel, count - x)
+            pack_keys(key + x * row, row, column, rows, p.E, target + x * p.E * size, panel * size)
+        if a.value:
+            row, column = stride(a.value, 2), stride(a.value, 1)
+            value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * row
+            to, part = target + block * p.E * size, tile_rows * size
+            finite = pack_values(value, row, column, count, p.Ev, to, part, block * part)
+        store(target + p.block_bytes - 64, np.int64(finite))
+
+    @compiled
+    def pack(counter, plan, packed, query, key, value):
+        """Pack all blocks; a task is one block."""
+        p, a = read_numbers(plan), Arrays(query, key, value, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        blocks = (p.S + block - 1) // block
+        task = next_task(counter)
+        while task < p.B * p.Hkv * blocks:
+            unit = task // blocks
+            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
+            task = next_task(counter)
+
+    return pack_block, pack
+
+
+@cache
+def kernel(dtype, sizes, score_mod=None):
+    """Return the kernel for this type; a task is one strip of query rows."""
+    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    block, chunk, tile_rows, widest = sizes.block, sizes.chunk, sizes.tile_rows, sizes.tile_vectors * sizes.lanes
+    nothing, store = number(-np.inf), storer(acc)
+    place_queries, attend_block, weigh_block, write_rows = tiles.functions(dtype, sizes, score_mod)
+    pack_block, _ = packing(dtype, sizes)
+    _, _, absorb, _ = softmax.functions(sizes)
+
+    @part
+    def tile_bytes(p):
+        """Return the size of a tile's state and tables."""
+        return ((p.E + 2 * (p.Ev + -p.Ev % tile_rows) + 5) * size + 8 * FIELDS) * widest
+
+    @part
+    def tile_at(p, states, index, first):
+        """Return the tile with this index of a strip that begins with the tile `first`."""
+        width = p.Ev + -p.Ev % tile_rows
+        step = widest * size
+        state = states + (index - first) * tile_bytes(p)
+        rows = rows_at(state + tile_bytes(p) - 8 * FIELDS * widest, widest)
+        count = min(widest, p.fold * p.L - index * widest)
+        whole = 3 if p.S > chunk else 1
+        sums = state + (5 + p.E) * step
+        return Tile(rows, count, (count + lanes - 1) // lanes, state + 5 * step, state, state + step, state + 2 * step, sums,
+                    state + whole * step, state + (whole + 1) * step, sums + (whole // 2) * width * step)  # fmt: skip
+
+    @part
+    def clear(p, tile, m, z, sums):
+        """Set a state to that of no keys."""
+        n = tile.vectors * lanes
+        for r in range(n):
+            store(m + r * size, nothing)
+            store(z + r * size, number(0))
+        for r in range((p.Ev + -p.Ev % tile_rows) * n):
+            store(sums + r * size, number(0))
+
+    @part
+    def begin(p, a, b, head, tile, index):
+        """Place the rows of a tile and clear its state."""
+        first = index * widest
+        place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.count - 1, p, a)
+        place_queries(p, a, b, tile)
+        clear(p, tile, tile.m, tile.z, tile.sums)
+        clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)
+
+    @part
+    def pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh):
+        """Let a strip see one block of keys."""
+        j1 = min(j0 + block, p.S)
+        for index in range(first, last):
+            tile = tile_at(p, states, index, first)
+            low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
+            if low < high:
+                if weigh:
+                    weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
+                else:
+                    attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
+
+    @compiled
+    def attend(counter, plan, packed, query, key, value, out, lse, weights,
+               prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
+        """Compute all strips: output, lse and weights, as far as they have somewhere to go."""
+        p = read_numbers(plan)
+        a = Arrays(query, key, value, out, lse, weights, prefix, start, stop, dense, bias, slopes, position, sink)
+        blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
+        work_bytes = (lanes + 2) * widest * size
+        memory = np.empty(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p), np.uint8)
+        t = (memory.ctypes.data + 63) & -64
+        work = t + block * widest * size
+        own = work + work_bytes
+        states = own + p.block_bytes
+        task = next_task(counter)
+        while task < p.units * p.strips:
+            unit, strip = task // p.strips, p.strips - 1 - task % p.strips
+            b, head = unit // heads, unit % heads * p.fold
+            kv, first = head // p.group, strip * p.strip
+            last = min(first + p.strip, p.tiles)
+            low, high, gap_start, gap_stop = p.S, np.int64(0), np.int64(0), p.S
+            for index in range(first, last):
+                tile = tile_at(p, states, index, first)
+                begin(p, a, b, head, tile, index)
+                seen = span(tile.rows, tile.vectors * lanes)
+                low, high = min(low, seen[0]), max(high, seen[1])
+                gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
+            for weigh in range(2 if weights else 1):
+                for chunk0 in range(low - low % chunk, high, chunk):
+                    for j0 in range(max(chunk0, low - low % block), min(chunk0 + chunk, high), block):
+                        if gap_start <= j0 and j0 + block <= gap_stop:
+                            continue
+                        keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes if packed else own
+                        if not packed:
+                            pack_block(p, a, b, kv, j0, own)
+                        pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
+                    if p.S > chunk and not weigh:
+                        for index in range(first, last):
+                            tile = tile_at(p, states, index, first)
+                            absorb(tile.vectors, tile.whole_m, tile.whole_z, tile.whole_sums, p.Ev,
+                                   tile.m, tile.z, tile.sums)  # fmt: skip
+                            clear(p, tile, tile.m, tile.z, tile.sums)
+                if not weigh:
+                    for index in range(first, last):
+                        write_rows(p, a, b, tile_at(p, states, index, first))
+            task = next_task(counter)
+        memory[0] = 0  # the addresses above are only good while `memory` lives
+
+    return attend

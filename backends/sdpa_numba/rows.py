@@ -1,0 +1,116 @@
+"""Query rows as the kernels know them: tables of int64, one number a row, and which keys a row keeps."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .compilation import part
+from .simd import load_int64, loader, storer
+from .views import batch, stride
+
+store = storer("int64")
+load_boolean, load_double = loader("bool", "float32"), loader("float64", "float64")
+load_half, load_brain, load_single = (loader(name, "float32") for name in ("float16", "bfloat16", "float32"))
+FAR = 2**62
+
+
+class Rows(NamedTuple):
+    """Addresses of tables: head and index of each row, its visible keys, its position, and where bias and mask begin."""
+
+    h: int
+    i: int
+    prefix: int
+    start: int
+    stop: int
+    position: int
+    bias: int
+    dense: int
+
+
+FIELDS = len(Rows._fields)
+
+
+@part
+def rows_at(address, n):
+    """Return the tables of `n` rows that lie at `address` one behind the other."""
+    n *= 8
+    return Rows(
+        address, address + n, address + 2 * n, address + 3 * n,
+        address + 4 * n, address + 5 * n, address + 6 * n, address + 7 * n,
+    )  # fmt: skip
+
+
+@part
+def at(table, r):
+    """Return a table's number for row r."""
+    return load_int64(table + 8 * r)
+
+
+@part
+def look(array, b, i, query):
+    """Return the number of row i in an int64 array that broadcasts to ``(*batch, L)``."""
+    return load_int64(batch(array, 1, query, b) + i * stride(array, 1))
+
+
+@part
+def place(rows, n, b, head, first, last, p, a):
+    """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
+    for r in range(n):
+        row = min(first + r, last)
+        h, i = head + row // p.L, row % p.L
+        store(rows.h + 8 * r, h)
+        store(rows.i + 8 * r, i)
+        store(rows.prefix + 8 * r, look(a.prefix, b, i, a.query) if a.prefix else 0)
+        store(rows.start + 8 * r, look(a.start, b, i, a.query) if a.start else 0)
+        store(rows.stop + 8 * r, look(a.stop, b, i, a.query) if a.stop else p.S)
+        if a.position:
+            store(rows.position + 8 * r, look(a.position, b, i, a.query))
+        if a.bias:
+            store(rows.bias + 8 * r, batch(a.bias, 3, a.query, b) + h * stride(a.bias, 3) + i * stride(a.bias, 2))
+        if a.dense:
+            store(rows.dense + 8 * r, batch(a.dense, 3, a.query, b) + h * stride(a.dense, 3) + i * stride(a.dense, 2))
+
+
+@part
+def span(rows, n):
+    """Return the first key that some row sees, the end of the last, and the gap between prefixes and starts."""
+    high, gap_start, gap_stop = 0, 0, FAR
+    for r in range(n):
+        gap_start = max(gap_start, at(rows.prefix, r))
+        high = max(high, at(rows.prefix, r), at(rows.stop, r))
+        if at(rows.start, r) < at(rows.stop, r):
+            gap_stop = min(gap_stop, at(rows.start, r))
+    return (0 if gap_start > 0 else gap_stop), high, gap_start, gap_stop
+
+
+@part
+def visible(rows, n, j0, j1):
+    """Return an interval around the keys of ``[j0, j1)`` that some row sees, and whether every row sees all of them."""
+    low, high, complete = j1, j0, True
+    for r in range(n):
+        prefix, start, stop = at(rows.prefix, r), at(rows.start, r), at(rows.stop, r)
+        if prefix > j0:
+            low, high = j0, max(high, min(prefix, j1))
+        if max(start, j0) < min(stop, j1):
+            low, high = min(low, max(start, j0)), max(high, min(stop, j1))
+        complete &= prefix >= j1 or (start <= j0 and stop >= j1)
+    return low, high, complete
+
+
+@part
+def keeps(p, a, rows, r, j):
+    """Return whether row r keeps key j."""
+    if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
+        return False
+    if a.dense and load_boolean(at(rows.dense, r) + j * stride(a.dense, 1)) == 0:
+        return False
+    if a.bias and p.bias_drops:
+        address = at(rows.bias, r) + j * stride(a.bias, 1)
+        if p.bias_code == 0:
+            return load_half(address) != -np.inf
+        if p.bias_code == 1:
+            return load_brain(address) != -np.inf
+        if p.bias_code == 2:
+            return load_single(address) != -np.inf
+        return load_double(address) != -np.inf
+    return True

@@ -1,0 +1,161 @@
+"""What happens to a tile's scores between the two matrix products, apart from the softmax.
+
+The tile's rows are its lanes: the scores of key x lie in `vectors` vectors at ``t + x * across``.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from . import elementary
+from .philox import keeper
+from .rows import at
+from .compilation import part
+from .simd import itemsize, load_int64, loader, select, splatter, storer, transposer
+from .views import data, stride
+
+
+@cache
+def filler(source, acc, lanes):
+    """Return ``fill(rows, offset, step, count, target, across)``: up to `lanes` keys of `lanes` rows, keys first."""
+    size, source_size = itemsize(acc), itemsize(source)
+    load, store, splat = loader(source, acc), storer(acc), splatter(acc, lanes)
+    square = transposer(source, acc, acc, lanes, table=True)
+
+    @part
+    def fill(rows, offset, step, count, target, across):
+        first, same = load_int64(rows), True
+        for r in range(1, lanes):
+            same &= load_int64(rows + 8 * r) == first
+        if same:
+            for x in range(count):
+                store(target + x * across, splat(load(first + offset + x * step)))
+        elif step == source_size and count == lanes:
+            square(rows, offset, 0, target, across, lanes)
+        else:
+            for r in range(lanes):
+                address = load_int64(rows + 8 * r) + offset
+                for x in range(count):
+                    store(target + x * across + r * size, load(address + x * step))
+
+    return fill
+
+
+@cache
+def functions(sizes, score_mod):
+    """Return ``adjust``, ``mask`` and ``thin`` for tiles of this type."""
+    acc, lanes, size = sizes.acc, sizes.lanes, itemsize(sizes.acc)
+    number, vector = np.dtype(acc).type, lanes * size
+    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    load_one, load_double, store_limit = loader(acc, acc), loader("float64", "float64"), storer("int32")
+    load_limit, splat_limit = loader("int32", "int32", lanes), splatter("int32", lanes)
+    half, brain, single, double, boolean = (
+        filler(source, acc, lanes) for source in ("float16", "bfloat16", "float32", "float64", "bool")
+    )
+    keep_bits = keeper(lanes)
+    _, tanh = elementary.functions(acc, lanes)
+    zero, nothing = number(0), number(-np.inf)
+
+    @part
+    def fill_bias(code, rows, offset, step, count, target, across):
+        """Fill a slab with the bias, whatever its type."""
+        if code == 0:
+            half(rows, offset, step, count, target, across)
+        elif code == 1:
+            brain(rows, offset, step, count, target, across)
+        elif code == 2:
+            single(rows, offset, step, count, target, across)
+        else:
+            double(rows, offset, step, count, target, across)
+
+    @part
+    def cap(p, t, end):
+        """Apply the softcap to the scores from `t` to `end`."""
+        limit = splat(number(p.softcap))
+        for to in range(t, end, vector):
+            store(to, limit * tanh(load(to) / limit))
+
+    @part
+    def drop(t, slab, end, dropped):
+        """Give the score -inf to whatever has the number `dropped` in the slab."""
+        for offset in range(0, end, vector):
+            gone = load(slab + offset) == splat(dropped)
+            store(t + offset, select(gone, splat(nothing), load(t + offset)))
+
+    @part
+    def alibi(a, rows, vectors, t, j0, j, count, slab):
+        """Subtract the slope times the distance to the keys from j on; positions count from the block's first key."""
+        for r in range(vectors * lanes):
+            slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
+            store(slab + r * size, number(slope))
+            store(slab + (vectors * lanes + r) * size, number(at(rows.position, r) - j0))
+        for v in range(0, vectors * vector, vector):
+            slope, position = load(slab + v), load(slab + vectors * vector + v)
+            for x in range(count):
+                to = t + x * vectors * vector + v
+                distance = position - splat(number(j - j0 + x))
+                store(to, load(to) - slope * select(distance < splat(zero), splat(zero) - distance, distance))
+
+    @part
+    def adjust(p, a, b, rows, vectors, t, j0, low, high, slab):
+        """Cap the scores of the keys of ``[low, high)``, add bias and ALiBi, apply the user's function and drop keys."""
+        across, n = vectors * vector, vectors * lanes
+        if p.softcap:
+            cap(p, t, t + (high - low) * across)
+        if not p.modified:
+            return
+        for j in range(low, high, lanes):
+            count = min(lanes, high - j)
+            here, end = t + (j - low) * across, count * across
+            if a.bias:
+                step = stride(a.bias, 1)
+                for v in range(vectors):
+                    fill_bias(p.bias_code, rows.bias + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
+                for offset in range(0, end, vector):
+                    store(here + offset, load(here + offset) + load(slab + offset))
+                if score_mod is None and p.bias_drops:
+                    drop(here, slab, end, nothing)
+            if a.slopes:
+                alibi(a, rows, vectors, here, j0, j, count, slab + lanes * across)
+            if score_mod is not None:
+                for x in range(count):
+                    for r in range(n):
+                        to = here + x * across + r * size
+                        score = score_mod(load_one(to), b, at(rows.h, r), at(rows.i, r) + p.first_row, j + x)
+                        store(to, number(score))
+                if a.bias:
+                    drop(here, slab, end, nothing)
+            if a.dense:
+                step = stride(a.dense, 1)
+                for v in range(vectors):
+                    boolean(rows.dense + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
+                drop(here, slab, end, zero)
+
+    @part
+    def mask(rows, vectors, t, low, high, limits):
+        """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
+        n = vectors * lanes
+        for r in range(n):
+            store_limit(limits + 4 * r, np.int32(min(max(at(rows.prefix, r) - low, 0), high - low)))
+            store_limit(limits + 4 * (n + r), np.int32(min(max(at(rows.start, r) - low, 0), high - low) - 1))
+            store_limit(limits + 4 * (2 * n + r), np.int32(min(max(at(rows.stop, r) - low, 0), high - low)))
+        for v in range(vectors):
+            prefix = load_limit(limits + 4 * v * lanes)
+            before, stop = load_limit(limits + 4 * (n + v * lanes)), load_limit(limits + 4 * (2 * n + v * lanes))
+            for x in range(high - low):
+                key, to = splat_limit(np.int32(x)), t + (x * vectors + v) * vector
+                seen = (key < prefix) | ((before < key) & (key < stop))
+                store(to, select(seen, load(to), splat(nothing)))
+
+    @part
+    def thin(p, b, rows, vectors, t, j, end):
+        """Apply dropout to the weights of the keys from j to `end`, both multiples of four."""
+        factor = splat(number(p.dropout_factor))
+        for v in range(vectors):
+            for x in range(0, end - j, 4):
+                bits = keep_bits(p, b, rows.h + 8 * v * lanes, rows.i + 8 * v * lanes, (j + x) // 4)
+                for k in range(4):
+                    to = t + ((x + k) * vectors + v) * vector
+                    store(to, select(bits[k], load(to) * factor, splat(zero)))
+
+    return adjust, mask, thin

@@ -1,0 +1,174 @@
+"""One tile of query rows and one block of keys: lanes are query rows.
+
+The scores of a tile are ``K @ Q.T``, keys times lanes, so that masks, maxima and sums are operations on whole vectors, and
+what the softmax leaves is at once the right-hand side of ``V.T @ P``.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from . import scores, softmax
+from .finish import finish
+from .pack import transposing
+from .rows import Rows, at, keeps
+from .compilation import part
+from .simd import fma, itemsize, load_int64, loader, select, splatter, storer, tiler
+from .views import batch, data, stride
+
+
+class Tile(NamedTuple):
+    """Query rows in the lanes of `vectors` vectors, `count` of them real, and the addresses of their state."""
+
+    rows: Rows
+    count: int
+    vectors: int
+    queries: int
+    factor: int
+    m: int
+    z: int
+    sums: int
+    whole_m: int
+    whole_z: int
+    whole_sums: int
+
+
+@cache
+def multiplier(sizes, accumulate):
+    """Return ``multiply(vectors, a, a_step, b, c, steps, factor)``: a product of one to three vectors' width."""
+    narrow, middle, wide = (tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate) for n in (1, 2, 3))
+    size = itemsize(sizes.acc)
+    vector = sizes.lanes * size
+
+    @part
+    def multiply(vectors, a, a_step, b, c, steps, factor):
+        if vectors == 3:
+            wide(a, size, a_step, b, vector, 3 * vector, c, 3 * vector, steps, factor)
+        elif vectors == 2:
+            middle(a, size, a_step, b, vector, 2 * vector, c, 2 * vector, steps, factor)
+        else:
+            narrow(a, size, a_step, b, vector, vector, c, vector, steps, factor)
+
+    return multiply
+
+
+@cache
+def functions(dtype, sizes, score_mod):
+    """Return ``place_queries``, ``attend_block``, ``weigh_block`` and ``write_rows`` for tiles of this type."""
+    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    panel, block, tile_rows = sizes.panel, sizes.block, sizes.tile_rows
+    vector, one = lanes * size, number(1)
+    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    load_one, load_source, store_narrow = loader(acc, acc), loader(dtype, acc), storer(dtype)
+    make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
+    turn_in, _ = transposing(dtype, acc, acc, lanes)
+    _, turn_out = transposing(acc, dtype, acc, lanes)
+    update, rescale, _, weigh = softmax.functions(sizes)
+    adjust, mask, thin = scores.functions(sizes, score_mod)
+
+    @part
+    def place_queries(p, a, b, tile):
+        """Pack the queries of a tile: ``[E][lanes]``; a missing row repeats the last one."""
+        query, row, column = batch(a.query, 3, a.query, b), stride(a.query, 2), stride(a.query, 1)
+        head = stride(a.query, 3)
+        across = tile.vectors * vector
+        for r in range(0, tile.vectors * lanes, lanes):
+            if p.regular:
+                first = query + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row
+                step = row if p.fold == 1 else head
+                turn_in(first, step, column, max(1, min(lanes, tile.count - r)), p.E, tile.queries + r * size, across)
+            else:
+                for x in range(r, r + lanes):
+                    first = query + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
+                    for e in range(p.E):
+                        store(tile.queries + e * across + x * size, load_source(first + e * column))
+
+    @part
+    def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
+        """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows."""
+        across = tile.vectors * vector
+        for x in range(low - j0, high - j0, tile_rows):
+            x_keys = keys + (x - x % panel) * p.E * size + x % panel * size
+            make_scores(tile.vectors, x_keys, panel * size, tile.queries, t + x * across, p.E, number(p.scale))
+        start = t + (low - j0) * across
+        adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
+        if not complete:
+            mask(tile.rows, tile.vectors, start, low, high, work)
+
+    @part
+    def add_carefully(p, a, tile, values, t, j0, low, high):
+        """Add ``V.T @ P`` key by key, without the values that a row drops: they are not all finite."""
+        across = tile.vectors * vector
+        for r in range(tile.vectors * lanes):
+            for j in range(low, high):
+                if keeps(p, a, tile.rows, r, j):
+                    weight = load_one(t + (j - j0) * across + r * size)
+                    for d in range(p.Ev):
+                        part = d // tile_rows * block * tile_rows + (j - j0) * tile_rows + d % tile_rows
+                        to = tile.sums + d * across + r * size
+                        store(to, fma(weight, load_one(values + part * size), load_one(to)))
+
+    @part
+    def attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work):
+        """Update a tile by the keys of ``[low, high)`` of the block at j0."""
+        across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
+        here = t + (bottom - j0) * across
+        if update(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
+            rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
+        if p.dropout_threshold:
+            thin(p, b, tile.rows, tile.vectors, here, bottom, top)
+        values = keys + block * p.E * size
+        if (a.dense or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
+            add_carefully(p, a, tile, values, t, j0, low, high)
+            return
+        for d in range(0, p.Ev, tile_rows):
+            part = values + (d * block + (bottom - j0) * tile_rows) * size
+            add_values(tile.vectors, part, tile_rows * size, here, tile.sums + d * across, high - bottom, one)
+
+    @part
+    def weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work):
+        """Write the weights of the keys of ``[low, high)`` of the block at j0."""
+        across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
+        here = t + (bottom - j0) * across
+        weigh(tile.vectors, here, top - bottom, tile.whole_m, tile.factor)
+        if p.dropout_threshold:
+            thin(p, b, tile.rows, tile.vectors, here, bottom, top)
+        weights = batch(a.weights, 3, a.query, b)
+        for r in range(tile.count):
+            to = weights + at(tile.rows.h, r) * stride(a.weights, 3) + at(tile.rows.i, r) * stride(a.weights, 2)
+            for j in range(low, high):
+                if keeps(p, a, tile.rows, r, j):
+                    store_narrow(to + j * stride(a.weights, 1), load_one(t + (j - j0) * across + r * size))
+
+    @part
+    def write_rows(p, a, b, tile):
+        """Write the output and lse of a tile; its `factor` becomes what the weights are multiplied by."""
+        across = tile.vectors * vector
+        for r in range(tile.vectors * lanes):
+            m, z = float(load_one(tile.whole_m + r * size)), float(load_one(tile.whole_z + r * size))
+            ratio, lse = finish(m, z, a.sink, at(tile.rows.h, r))
+            store(tile.factor + r * size, number(ratio))
+            if a.lse and r < tile.count:
+                store(data(a.lse) + ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size, number(lse))
+        if a.out == 0:
+            return
+        zero = splat(number(0))
+        for v in range(0, across, vector):
+            ratio, empty = load(tile.factor + v), load(tile.whole_z + v) == zero
+            for to in range(tile.whole_sums + v, tile.whole_sums + v + p.Ev * across, across):
+                store(to, select(empty, zero, load(to) * ratio + zero))  # + 0: never -0
+        out, head, row, column = batch(a.out, 3, a.query, b), stride(a.out, 3), stride(a.out, 2), stride(a.out, 1)
+        for r in range(0, tile.count, lanes):
+            if p.regular:
+                to, step = out + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row, row if p.fold == 1 else head
+                turn_out(tile.whole_sums + r * size, across, min(lanes, tile.count - r), p.Ev, to, step, column)
+            else:
+                for x in range(r, min(r + lanes, tile.count)):
+                    to = out + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
+                    for d in range(p.Ev):
+                        store_narrow(to + d * column, load_one(tile.whole_sums + d * across + x * size))
+
+    return place_queries, attend_block, weigh_block, write_rows

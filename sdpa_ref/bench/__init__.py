@@ -1,0 +1,1 @@
+"""What ``sdpa-ref bench`` measures: the cases, the libraries it compares with, and the clock."""

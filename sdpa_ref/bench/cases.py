@@ -1,0 +1,154 @@
+"""The problems that are timed, their inputs, and what their outputs must be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import sdpa_ref
+from sdpa_ref.masks import Mask
+
+Array = np.ndarray[Any, np.dtype[Any]]
+WINDOW = 256  # keys that a query of a window case sees, its own included
+_BLOCK, _BLOCKS = 32, 4  # outputs are verified in so many blocks of so many rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: its sizes, its type, and its mask, one of "full", "causal", "window" and "padding"."""
+
+    name: str
+    B: int
+    Hq: int
+    Hkv: int
+    L: int
+    S: int
+    E: int
+    dtype: str = "float32"
+    mask: str = "full"
+    peers: bool = True
+
+    @property
+    def pairs(self) -> int:
+        """Return how many pairs of a query and a key are kept, those of one head counted."""
+        if self.mask == "padding":
+            return self.L * int(self.lengths.sum())
+        seen = np.arange(1, self.L + 1)
+        rows = {"full": np.full(self.L, self.S), "causal": seen, "window": np.minimum(seen, WINDOW)}[self.mask]
+        return self.B * int(rows.sum())
+
+    @property
+    def flops(self) -> int:
+        """Return the operations of the two matrix products over the kept pairs."""
+        return 4 * self.E * self.Hq * self.pairs
+
+    @property
+    def lengths(self) -> Array:
+        """Return how many keys of each batch entry are not padding."""
+        return np.linspace(self.S, self.S // self.B, self.B, dtype=np.int64)
+
+    @property
+    def rule(self) -> Mask | None:
+        """Return the mask as an object."""
+        return {
+            "full": None,
+            "causal": sdpa_ref.Causal(),
+            "window": sdpa_ref.Window(WINDOW - 1, 0),
+            "padding": sdpa_ref.KeyLengths(self.lengths),
+        }[self.mask]
+
+
+CASES = (
+    Case("prefill-512", 1, 8, 8, 512, 512, 64),
+    Case("prefill-512-causal", 1, 8, 8, 512, 512, 64, mask="causal"),
+    Case("prefill-2048", 1, 8, 8, 2048, 2048, 64),
+    Case("prefill-2048-causal", 1, 8, 8, 2048, 2048, 64, mask="causal"),
+    Case("prefill-2048-wide", 1, 8, 8, 2048, 2048, 128),
+    Case("prefill-2048-wide-causal", 1, 8, 8, 2048, 2048, 128, mask="causal"),
+    Case("decode", 1, 32, 32, 1, 4096, 128),
+    Case("decode-grouped", 1, 32, 8, 1, 4096, 128),
+    Case("tiny", 4, 4, 4, 64, 64, 12),
+    Case("tiny-single", 1, 1, 1, 16, 16, 16),
+    Case("vit", 8, 12, 12, 197, 197, 64),
+    Case("unet", 2, 4, 4, 1024, 1024, 32),
+    Case("padding", 4, 8, 8, 512, 512, 64, mask="padding"),
+    Case("window-4096", 1, 8, 8, 4096, 4096, 64, mask="window"),
+    Case("window-8192", 1, 8, 8, 8192, 8192, 64, mask="window", peers=False),
+    Case("window-16384", 1, 8, 8, 16384, 16384, 64, mask="window", peers=False),
+    Case("window-32768", 1, 8, 8, 32768, 32768, 64, mask="window", peers=False),
+    Case("prefill-2048-float16", 1, 8, 8, 2048, 2048, 64, "float16"),
+    Case("prefill-2048-bfloat16", 1, 8, 8, 2048, 2048, 64, "bfloat16"),
+    Case("decode-float16", 1, 32, 32, 1, 4096, 128, "float16"),
+    Case("decode-bfloat16", 1, 32, 32, 1, 4096, 128, "bfloat16"),
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arrays of a case, ``(B, H, length, E)``, and for peers that need one a dense mask ``(B or 1, 1, L or 1, S)``.
+
+    A causal case has no dense mask: every peer has an option for it.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    keep: Array | None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Some rows of the exact output in float64, and how far a right answer may be from them."""
+
+    rows: Array
+    output: Array
+    budget: float
+
+
+def inputs(case: Case) -> Inputs:
+    """Return normally distributed inputs, the same in every run."""
+    if case.dtype == "bfloat16":
+        import ml_dtypes  # noqa: F401  NumPy knows the name from here on
+    rng = np.random.default_rng(0)
+    sizes = (case.Hq, case.L), (case.Hkv, case.S), (case.Hkv, case.S)
+    query, key, value = (rng.standard_normal((case.B, *size, case.E), np.float32).astype(case.dtype) for size in sizes)
+    keep = None
+    if case.peers and case.mask == "window":
+        keep = (
+            sdpa_ref.Window(WINDOW - 1, 0).dense(case.L, case.S)[None, None].copy()
+        )  # because peers want to be able to write
+    elif case.mask == "padding":
+        keep = (np.arange(case.S) < case.lengths[:, None])[:, None, None]
+    return Inputs(query, key, value, keep)
+
+
+def truth(case: Case, given: Inputs) -> Truth:
+    """Return what the reference makes of the inputs, for blocks of rows from the first to the last."""
+    starts = np.linspace(0, max(0, case.L - _BLOCK), _BLOCKS if case.L > _BLOCK else 1, dtype=int)
+    outputs, errors = [], []
+    for start in starts:
+        first = max(0, start - WINDOW) if case.mask == "window" else 0
+        stop = start + _BLOCK if case.mask == "window" else case.S
+        query = given.query[:, :, start : start + _BLOCK]
+        key, value = given.key[:, :, first:stop], given.value[:, :, first:stop]
+        stages = sdpa_ref.sdpa_stages(query, key, value, mask=case.rule, query_offset=int(start - first))
+        outputs.append(stages.output)
+        errors.append(np.abs(_straight(query, key, value, stages.keep) - stages.output).max())
+    output = np.concatenate(outputs, axis=2)
+    rows = np.concatenate([np.arange(start, min(start + _BLOCK, case.L)) for start in starts])
+    eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}[case.dtype]
+    return Truth(rows, output, 4 * float(max(errors) + eps * np.abs(output).max()))
+
+
+def _straight(query: Array, key: Array, value: Array, keep: Array) -> Array:
+    """Return attention with every stage rounded to the type of the inputs."""
+    dtype = query.dtype
+    q, k, v = (array.astype(np.float32) for array in (query, key, value))
+    k, v = (array.repeat(q.shape[1] // array.shape[1], axis=1) for array in (k, v))
+
+    def rounded(stage: Array) -> Array:
+        return stage.astype(dtype).astype(np.float32)
+
+    score = np.where(keep, rounded(rounded(q @ k.swapaxes(-1, -2)) / np.sqrt(np.float32(q.shape[-1]))), -np.inf)
+    e = rounded(np.exp(score - score.max(-1, keepdims=True)))
+    return rounded(rounded(e / rounded(e.sum(-1, keepdims=True))) @ v)

@@ -1,0 +1,200 @@
+"""An a-priori, componentwise bound of the rounding errors of attention, in whatever order a kernel adds.
+
+Let u be the unit roundoff of the accumulation type, v that of the type of inputs and weights, and gamma(n) =
+n u / (1 - n u): n roundings, in any order, change a sum of products by at most gamma(n) times the sum of the absolute
+values (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3). Hats are what a kernel computes.
+
+1. **Score.** A dot product of E terms times the scale, which may go into query or key first and is rounded itself:
+   ``|s^ - s| <= gamma(E + 2) |scale| |q|.|k|``. The soft cap multiplies that by its slope ``1 - tanh(x)**2``, taken at
+   the end of the error interval nearest to 0, and adds 8 u of its value for division, tanh and product. Bias and ALiBi
+   add 4 u of the sum of the absolute values of all terms. A `score_mod` adds its change over the error interval, and
+   4 u of its value.
+2. **Exponent.** The maximum m is subtracted, perhaps in logarithms to base 2, and perhaps a running maximum, whose steps
+   add up to the distance from the last one: the argument of exp errs by ``|s^ - s| + 2 u |s| + 3 u |s - m|``, and exp
+   itself by 4 u. Let d be the sum: an unnormalised weight is ``p e**t`` with ``|t| <= d``.
+3. **Normalisation.** With exact sums, and a sink as a key whose value is 0, the weights sum to 1, and so ``o^ - o = sum
+   w_j (e**t_j - 1) (v_j - o) / sum w_j e**t_j``. Hence the bound ``sum w_j (e**d_j - 1) |v_j - o| / sum w_j e**-d_j``: an
+   error does little where a value is close to the output. As o^ is a mean of values, ``max |v_j - o|`` bounds it too.
+4. **Sums.** Adding S terms, or blocks of 16 or more terms whose rescaling costs 7 roundings each, takes at most S + 16
+   roundings: ``gamma(S + 16) (sum w_j |v_j| + |o|)`` for numerator and denominator.
+5. **Weights** rounded to a 16-bit type before the product with V: ``v sum w_j |v_j|``. Weights below the smallest normal
+   number may become 0, and 16-bit ones be off by half the smallest subnormal number.
+6. **A merge of states** rounds output and lse once more, and errs in the shares by twice the error of the lse.
+7. **The result** is rounded to its type.
+
+The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(S + 16) for the sum, and by
+4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of the
+accumulation type, and where it depends on underflow whether infinity meets a weight of 0, the bound is infinite: nothing
+is asked there.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sdpa_ref import reference
+from sdpa_ref.problem import Problem
+from sdpa_ref.reference import Stages
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_BLOCK = 1 << 21  # numbers held at a time for the products of weights and values
+
+
+class Softmax(NamedTuple):
+    """What all bounds start from, over ``(..., Hq, L, S)``, or with 1 for S."""
+
+    seen: Array  # keys that count: kept, in a row that is not empty
+    share: Array  # exact weights before dropout
+    factor: Array  # what dropout multiplies a weight by
+    error: Array  # d of step 2
+    change: Array  # share * (e**d - 1)
+    floor: Array  # sum of share * e**-d, the sink's included
+    sink_share: Array
+    sink_change: Array
+    overflows: Array  # whether a score may leave the range of the accumulation type
+
+
+def finfo(dtype: np.dtype[Any]) -> Any:
+    """Return the limits of a float type, bfloat16 included."""
+    if dtype.kind == "f":
+        return np.finfo(dtype)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def unit(dtype: np.dtype[Any]) -> float:
+    """Return the unit roundoff."""
+    return float(finfo(dtype).eps) / 2
+
+
+def gamma(n: float, u: float) -> float:
+    """Return the relative error of n roundings."""
+    return n * u / (1 - n * u)
+
+
+def softmax(p: Problem, exact: Stages) -> Softmax:
+    """Return the exact softmax and how far rounding may move it (steps 1 and 2)."""
+    u = unit(p.acc_dtype)
+    score, lse = exact.biased, exact.lse[..., None]
+    seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
+    counts = seen & (score > -np.inf)
+    error, largest = _score_error(p, exact, u)
+    overflows = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
+    sink = np.full((p.Hq, 1, 1), -np.inf) if p.sink is None else p.sink[:, None, None]
+    m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
+    error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4), 0)
+    share = np.where(counts, np.exp(score - lse), 0)
+    sink_share = np.where(sink > -np.inf, np.exp(sink - lse), 0)
+    sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4), 0)
+    floor = (share * np.exp(-error)).sum(-1, keepdims=True) + sink_share * np.exp(-sink_error)
+    factor = 1.0 if p.dropout is None else p.dropout.factor * p.dropout.keep(seen.shape, first_row=p.first_row)
+    return Softmax(
+        seen=seen,
+        share=share,
+        factor=np.broadcast_to(factor, seen.shape),
+        error=error,
+        change=np.where(share > 0, share * np.expm1(error), 0),
+        floor=np.where(floor == 0, 1, floor),
+        sink_share=sink_share,
+        sink_change=sink_share * np.expm1(sink_error),
+        overflows=overflows,
+    )
+
+
+def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
+    """Return the error of the scores (step 1), and the largest number on the way to them."""
+    products = abs(wide(p.query)) @ abs(per_head(p.key, p)).swapaxes(-1, -2)
+    largest = max(1, abs(p.scale)) * products
+    error = gamma(p.E + 2, u) * abs(p.scale) * products
+    if p.softcap is not None:
+        nearest = np.maximum(abs(exact.scaled) - error, 0) / p.softcap
+        error = error * (1 - np.tanh(nearest) ** 2) + 8 * u * abs(exact.capped)
+    if p.bias is not None or p.slopes is not None:
+        terms = abs(exact.capped)
+        if p.bias is not None:
+            terms = terms + abs(np.clip(wide(p.bias), -finfo(p.acc_dtype).max, finfo(p.acc_dtype).max))
+        if p.slopes is not None:
+            terms = terms + abs(p.slopes[:, None, None] * (p.positions[..., None, :, None] - np.arange(p.S)))
+        largest, error = np.maximum(largest, terms), error + 4 * u * terms
+    if p.score_mod is not None:
+        score, indices = reference._biased(exact.capped, p), reference._indices(p)
+        here, above, below = (p.score_mod(x, *indices) for x in (score, score + error, score - error))
+        error = np.maximum(abs(above - here), abs(below - here)) + 4 * u * abs(here)
+    return error, largest
+
+
+def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
+    """Return the bound of the output before its last rounding (steps 3 to 6)."""
+    u, tiny, narrow = unit(p.acc_dtype), float(finfo(p.acc_dtype).tiny), p.dtype.itemsize == 2
+    weight_unit, lost = (unit(p.dtype), tiny + float(finfo(p.dtype).smallest_subnormal) / 2) if narrow else (0.0, tiny)
+    value = per_head(p.value, p)[..., None, :, :]
+    harmful = ~np.isfinite(value)
+    value = np.where(harmful, 0, value)
+    lse_error = lse_bound(p, exact, s, 0)
+    bound = np.empty(exact.output.shape)
+    for rows in _blocks(p):
+        seen, share, error = (x[..., rows, :, None] for x in (s.seen, s.share, s.error))
+        floor, sink_share, sink_change, beyond = (
+            x[..., rows, :] for x in (s.floor, s.sink_share, s.sink_change, s.overflows)
+        )
+        output = exact.output[..., rows, :]
+        values = np.where(seen, s.factor[..., rows, :, None] * value, 0)
+        apart = np.where(seen, abs(values - output[..., None, :]), 0)
+        size, values = abs(output), abs(values)
+        reach = np.maximum(apart.max(-2, initial=0), np.where(sink_share > 0, size, 0))
+        moved = ((s.change[..., rows, :, None] * apart).sum(-2) + sink_change * size) / floor
+        total = (np.where(share > 0, share * np.exp(error), 0) * values).sum(-2) / floor
+        total = np.minimum(total, values.max(-2, initial=0))
+        moved += merges * np.expm1(2 * lse_error[..., rows, None]) * (total + size)
+        rounded = gamma(p.S + 16, u) * (total + size) + weight_unit * total + lost * values.sum(-2) + p.S * tiny
+        rounded += merges * (unit(p.dtype) + 8 * u) * total
+        unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
+        sums = (share * values).sum(-2) * np.exp(exact.lse - exact.biased.max(-1, initial=-np.inf))[..., rows, None]
+        hopeless = beyond | unsure | (sums >= _half_of_range(p))
+        bound[..., rows, :] = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
+    return bound
+
+
+def weights_bound(p: Problem, exact: Stages, s: Softmax) -> Array:
+    """Return the bound of the weights before their last rounding: that of the output for V = identity."""
+    moved = share_error(s)
+    rounded = gamma(p.S + 16, unit(p.acc_dtype)) * (s.share + moved) + float(finfo(p.acc_dtype).tiny)
+    return np.where(s.overflows, np.inf, np.where(s.seen, s.factor * (moved + rounded), 0))
+
+
+def share_error(s: Softmax) -> Array:
+    """Return how far errors of the scores move the weights before dropout."""
+    others = s.change.sum(-1, keepdims=True) + s.sink_change - s.change
+    return np.minimum((s.change * (1 - s.share) + s.share * others) / s.floor, 1)
+
+
+def lse_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
+    """Return the bound of the lse before its last rounding."""
+    u, m = unit(p.acc_dtype), exact.biased.max(-1, initial=-np.inf)
+    if p.sink is not None:
+        m = np.maximum(m, p.sink[:, None])
+    moved = np.maximum(np.log1p(s.change.sum(-1) + s.sink_change[..., 0]), -np.log(s.floor[..., 0]))
+    rounded = gamma(p.S + 16, u) + 4 * u * (abs(m) + abs(exact.lse)) + merges * 4 * u * (1 + abs(exact.lse))
+    return np.where(s.overflows[..., 0], np.inf, np.where(np.isfinite(exact.lse), moved + rounded, 0))
+
+
+def wide(array: Array) -> Array:
+    """Return the array in float64."""
+    return array.astype(np.float64)
+
+
+def per_head(array: Array, p: Problem) -> Array:
+    """Return keys or values in float64 with one head for each query head."""
+    return wide(array)[..., np.arange(p.Hq) // p.group, :, :]
+
+
+def _half_of_range(p: Problem) -> float:
+    return float(finfo(p.acc_dtype).max) / 2
+
+
+def _blocks(p: Problem) -> Iterator[slice]:
+    """Return slices of rows that keep the products of weights and values small."""
+    step = max(1, _BLOCK // max(1, p.B * p.Hq * p.S * p.Ev))
+    return (slice(i, min(i + step, p.L)) for i in range(0, p.L, step))

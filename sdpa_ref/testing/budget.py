@@ -1,0 +1,130 @@
+"""How far a result may lie from the reference: a bound with a derivation, and a tight empirical figure beside it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sdpa_ref import reference
+from sdpa_ref.problem import Problem
+from sdpa_ref.testing import bounds
+from sdpa_ref.testing.straight import straight
+
+Array = np.ndarray[Any, np.dtype[Any]]
+What = Literal["output", "lse", "weights"]
+_MODEST, _MANY = 8.0, 256  # measured: beyond these the straight formula's error is now and then small by luck
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The reference's result, and how far another one may lie from it.
+
+    Attributes
+    ----------
+    expected : float64 array
+        What the reference computes, before it is rounded.
+    dtype : numpy.dtype
+        The type that the result must have.
+    bound : float64 array
+        A-priori bound for each number, as `sdpa_ref.testing.bounds` derives it. It holds for any input.
+    empirical : float
+        ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error.
+    modest : bool
+        Whether the empirical figure is asked for too: when no score exceeds 8 and there are 256 numbers or more, so that
+        the straight formula's error is not small by luck.
+    """
+
+    expected: Array
+    dtype: np.dtype[Any]
+    bound: Array
+    empirical: float
+    modest: bool
+
+    @property
+    def limit(self) -> Array:
+        """The largest error that each number may have."""
+        return np.minimum(self.bound, self.empirical) if self.modest else self.bound
+
+
+def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", merges: int = 0, **options: Any) -> Budget:
+    """Return the error budget of attention for these arguments.
+
+    Parameters
+    ----------
+    query, key, value : array
+        As in `sdpa`; `value` may be None except for the output.
+    what : {"output", "lse", "weights"}
+        Which result the budget is for.
+    merges : int
+        How many times states were merged on the way to it.
+    **options
+        The keywords of `sdpa` that state the problem.
+
+    Returns
+    -------
+    Budget
+        In the shapes and the layout of the result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what `sdpa` refuses.
+
+    Examples
+    --------
+    >>> x = np.eye(2, dtype=np.float32)
+    >>> budget = error_budget(x, x, x)
+    >>> budget.expected.round(2), bool((budget.bound < 1e-5).all())
+    (array([[0.67, 0.33],
+           [0.33, 0.67]]), True)
+    """
+    problem = Problem.of(query, key, value, **options)
+    p = problem.rows(0, problem.L)
+    exact = reference.stages(p)
+    expected: Array = getattr(exact, what)
+    dtype = p.acc_dtype if what == "lse" else p.dtype
+    with np.errstate(all="ignore"):
+        bound = rounded(_bound(p, exact, what, merges), expected, dtype, p.acc_dtype)
+        truth, own = expected, getattr(straight(p, exact.keep, p.acc_dtype), what)
+        if p.acc_dtype == np.float64:
+            truth = getattr(straight(p, exact.keep, np.dtype(np.longdouble)), what)
+        score = np.max(abs(exact.biased), where=exact.keep & np.isfinite(exact.biased), initial=0)
+        small = empirical(own, truth, expected, dtype)
+    modest = bool(score <= _MODEST) and expected.size >= _MANY and not merges
+    shaped = _to_caller(problem, what)
+    return Budget(shaped(expected), dtype, shaped(bound), small, modest)
+
+
+def rounded(bound: Array, expected: Array, dtype: np.dtype[Any], acc_dtype: np.dtype[Any]) -> Array:
+    """Return the bound with the last rounding, and for float64 with the reference's own error."""
+    bound = bound * 2 if acc_dtype == np.float64 else bound
+    limits = bounds.finfo(dtype)
+    bound = bound + bounds.unit(dtype) * (abs(expected) + bound) + float(limits.smallest_subnormal) / 2
+    return np.where(np.isfinite(expected) | np.isinf(bound), bound, 0)
+
+
+def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any]) -> float:
+    """Return 4 * (error of the straight formula `own` + eps * max|expected|), over all that is finite.
+
+    Where nothing is wider than float64, `truth` and `own` are the same, and 64 eps stands for four times the error.
+    """
+    finite = np.isfinite(expected)
+    eps, largest = float(bounds.finfo(dtype).eps), float(np.max(abs(expected), where=finite, initial=0))
+    if dtype == np.float64 and truth.dtype.itemsize == own.dtype.itemsize:
+        return 64 * eps * largest
+    error = abs(own.astype(dtype).astype(truth.dtype) - truth)
+    return 4 * (float(np.max(error, where=finite, initial=0)) + eps * largest)
+
+
+def _bound(p: Problem, exact: reference.Stages, what: What, merges: int) -> Array:
+    s = bounds.softmax(p, exact)
+    if what == "weights":
+        return bounds.weights_bound(p, exact, s)
+    return (bounds.output_bound if what == "output" else bounds.lse_bound)(p, exact, s, merges)
+
+
+def _to_caller(problem: Problem, what: What) -> Any:
+    """Return the function that brings a canonical result into the caller's shape."""
+    if what == "weights":
+        return lambda array: array[0] if problem.headless else array
+    return lambda array: problem.to_caller(array, rows_last=what == "lse")

@@ -1,0 +1,214 @@
+"""What a target claims to do. The suite tests what is claimed, and says what is not."""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from sdpa_ref.testing.cases import MASKS
+
+OBJECTS = tuple(word for word in MASKS if word not in ("array", "rows", "keys", "heads"))
+"""Masks that are objects; the other words of `cases.MASKS` are boolean arrays."""
+
+_CHOICES = {
+    "dtypes": ("float16", "bfloat16", "float32", "float64"),
+    "layouts": ("HLE", "LHE"),
+    "masks": OBJECTS,
+    "offsets": ("start", "end", "number", "batch"),
+    "scale": ("none", "positive", "any"),
+    "bias": ("none", "same", "any"),
+    "lse_base": ("e", "2"),
+    "empty_row": ("zero", "mean", "nan", "any"),
+}
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The claims of a target. The defaults claim plain attention of float32 arrays ``(B, H, L, E)``, and no more.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Of float16, bfloat16, float32, float64.
+    layouts : tuple of str
+        Of "HLE", ``(..., H, L, E)``, and "LHE", ``(..., L, H, E)``.
+    ranks : tuple of int
+        How many axes the arrays may have; 2 is one head without a head axis.
+    broadcasting, grouped_heads, value_width, empty_axes : bool
+        Leading axes that broadcast; fewer key heads than query heads; Ev != E; axes of length 0.
+    strides : bool
+        Arrays that are not contiguous, not aligned, not native or read-only; else all are plain.
+    max_length, max_width : int, optional
+        The largest L and S, and the largest E and Ev.
+    scale : str
+        "none", "positive", or "any", which includes 0 and negative numbers.
+    softcap, sink, score_mod, alibi, dropout : bool
+        The options of `sdpa` by these names.
+    bias : str
+        "none", "same" (an array in the type of the query), or "any" (any float type, and tuples of biases).
+    mask : bool
+        Boolean arrays. Masks whose object is not claimed are then passed as arrays.
+    mask_rows : bool
+        Whether such an array may leave out or broadcast axes; else it has the shape ``(..., Hq, L, S)``.
+    masks : tuple of str
+        Mask objects that are understood as they are, in the words of `cases.MASKS`: "causal", "window", ...
+    mask_algebra : bool
+        Whether they can be joined by ``&``, ``|`` and ``~``.
+    mask_and_bias : bool
+        Both in one call.
+    offsets : tuple of str
+        The alignments that causal and windowed masks take: "start", "end", "number" and "batch" (numbers).
+    lse, weights, gradients : bool
+        Whether there is `Target.state`, `Target.weights`, `Target.vjp`.
+    lse_base : str
+        "e" or "2": the base of the logarithm.
+    empty_row : str
+        What a row gives that sees no key: "zero"; "mean", that of all values; "nan"; or "any", which is not looked at.
+    poison : bool
+        That NaN and infinity in what a row does not see never reach it.
+    nonfinite : bool
+        That a visible NaN or infinity reaches the rows that see it, and no others.
+    invariant : bool
+        That a row has the same bits whatever else is in the batch, in other heads, and however the arrays lie in memory.
+    private : bool
+        That a row has the same bits whatever finite numbers the keys hold that it does not see.
+    repeatable : bool
+        That the same call gives the same bits again.
+    error_factor : float
+        How many times the error budget it may err. Above 1 it is a confession.
+    """
+
+    dtypes: tuple[str, ...] = ("float32",)
+    layouts: tuple[str, ...] = ("HLE",)
+    ranks: tuple[int, ...] = (4,)
+    broadcasting: bool = False
+    grouped_heads: bool = False
+    value_width: bool = False
+    empty_axes: bool = False
+    strides: bool = False
+    max_length: int | None = None
+    max_width: int | None = None
+    scale: str = "none"
+    softcap: bool = False
+    sink: bool = False
+    score_mod: bool = False
+    alibi: bool = False
+    dropout: bool = False
+    bias: str = "none"
+    mask: bool = False
+    mask_rows: bool = False
+    masks: tuple[str, ...] = ()
+    mask_algebra: bool = False
+    mask_and_bias: bool = False
+    offsets: tuple[str, ...] = ()
+    lse: bool = False
+    lse_base: str = "e"
+    weights: bool = False
+    gradients: bool = False
+    empty_row: str = "zero"
+    poison: bool = False
+    nonfinite: bool = False
+    invariant: bool = False
+    private: bool = False
+    repeatable: bool = True
+    error_factor: float = 1.0
+
+    @classmethod
+    def everything(cls, **exceptions: Any) -> "Capabilities":
+        """Return the claim to be what this project's own backends are, but for the exceptions.
+
+        Examples
+        --------
+        >>> Capabilities.everything(sink=False).sink
+        False
+        """
+        claims: dict[str, Any] = {f.name: True for f in fields(cls) if f.type is bool}
+        claims |= {name: _CHOICES[name] for name in ("dtypes", "layouts", "masks", "offsets")}
+        claims |= {"ranks": (2, 3, 4, 5), "scale": "any", "bias": "any"}
+        return cls.of(claims | exceptions)
+
+    @classmethod
+    def of(cls, claims: Mapping[str, Any]) -> "Capabilities":
+        """Return the capabilities that a mapping states; names that it leaves out keep their defaults.
+
+        Raises
+        ------
+        ValueError
+            For an unknown name or value; the message says what there is.
+
+        Examples
+        --------
+        >>> Capabilities.of({"dtypes": ["float16"], "mask": True}).dtypes
+        ('float16',)
+        >>> Capabilities.of({"sofcap": True})
+        Traceback (most recent call last):
+        ValueError: unknown capability 'sofcap', did you mean 'softcap'?
+        """
+        names = {f.name: f for f in fields(cls)}
+        checked = {}
+        for name, claim in claims.items():
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+                raise ValueError(f"unknown capability {name!r}{hint}")
+            checked[name] = _checked(name, claim, names[name].default)
+        return cls(**checked)
+
+    @classmethod
+    def load(cls, path: Path) -> "Capabilities":
+        """Return the capabilities that a TOML file states, as `of` does.
+
+        Raises
+        ------
+        ValueError
+            For what is not TOML, or not a capability.
+        OSError
+            For a file that cannot be read.
+        """
+        try:
+            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def of_signature(cls, function: Callable[..., Any]) -> "Capabilities":
+        """Return the claims of a function that says nothing but which keywords it takes."""
+        parameters = inspect.signature(function).parameters
+        takes = {name for name in ("mask", "softcap", "sink", "score_mod", "dropout") if name in parameters}
+        bias = "same" if "bias" in parameters else "none"
+        return cls(**dict.fromkeys(takes, True), bias=bias, scale="any" if "scale" in parameters else "none")
+
+    def strict(self) -> "Capabilities":
+        """Return the same features with the meaning that `sdpa` gives them: rule 6, 7 and 18 of the semantics."""
+        return replace(
+            self, empty_row="zero", poison=True, nonfinite=True, private=True, invariant=True, error_factor=1.0
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the claims as a dictionary that `of` takes."""
+        return asdict(self)
+
+
+def _checked(name: str, claim: Any, default: Any) -> Any:
+    """Return the claim in the type of its default, or raise what is wrong with it."""
+    if name in _CHOICES:
+        single = isinstance(default, str)
+        given = (claim,) if single or isinstance(claim, str) else tuple(claim)
+        for one in given:
+            if one not in _CHOICES[name]:
+                raise ValueError(f"{name}: unknown {one!r}; there are {', '.join(_CHOICES[name])}")
+        return given[0] if single else given
+    if name == "ranks":
+        if not claim or not all(isinstance(rank, int) and rank >= 2 for rank in claim):
+            raise ValueError(f"ranks: must be integers of at least 2, got {claim!r}")
+        return tuple(claim)
+    if isinstance(default, bool) and not isinstance(claim, bool):
+        raise ValueError(f"{name}: must be true or false, got {claim!r}")
+    if default is None and claim is not None and (isinstance(claim, bool) or not isinstance(claim, int) or claim < 1):
+        raise ValueError(f"{name}: must be an integer of at least 1, got {claim!r}")
+    if isinstance(default, float) and not (isinstance(claim, (int, float)) and claim >= 1):
+        raise ValueError(f"{name}: must be a number of at least 1, got {claim!r}")
+    return claim

@@ -1,0 +1,338 @@
+"""Problems that are hard on purpose, made from a few words and a seed, so that each can be replayed and shrunk."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import sdpa_ref as sr
+
+Array = np.ndarray[Any, np.dtype[Any]]
+EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+"""Lengths at which kernels change tiles."""
+
+NUMBERS = ("normal", "needles", "huge", "ties", "integers", "low", "one key", "tiny")
+MEMORIES = ("plain", "transposed", "negative", "sliced", "repeated", "unaligned", "swapped", "read-only")
+MASKS = ("causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens",
+         "segments", "packed", "tree", "function", "array", "rows", "keys", "heads")  # fmt: skip
+BIASES = ("array", "row", "holes", "alibi")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments for `sdpa`.
+
+    Attributes
+    ----------
+    query, key, value : array
+    options : dict
+        The keywords.
+    recipe : str
+        The call that makes this case again.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    options: dict[str, Any]
+    recipe: str
+
+    def __repr__(self) -> str:
+        return self.recipe
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+
+def case(
+    seed: int,
+    *,
+    batch: tuple[int, ...] | None = (),
+    heads: tuple[int, int] = (1, 1),
+    L: int = 1,
+    S: int = 1,
+    E: int = 1,
+    Ev: int = 1,
+    dtype: str = "float32",
+    numbers: str = "normal",
+    memory: str = "plain",
+    mask: tuple[str, ...] = (),
+    bias: tuple[str, ...] = (),
+    offset: str = "start",
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: str | None = None,
+    dropout: float = 0.0,
+    score_mod: bool = False,
+    layout: str = "HLE",
+    poison: bool = False,
+) -> Case:
+    """Return the case that these words describe.
+
+    Parameters
+    ----------
+    seed : int
+        For everything that is drawn: the numbers, the entries of masks, which axes broadcast.
+    batch : tuple of int, or None
+        Leading axes; None for arrays without a head axis (with heads ``(1, 1)``).
+    heads : tuple of int
+        Hq and Hkv.
+    L, S, E, Ev : int
+    dtype : str
+        One of float16, bfloat16, float32, float64.
+    numbers : str
+        One of `NUMBERS`: "needles" makes each query a scaled copy of one key (the first, the last, one at the edge of a tile, or
+        any), "huge" makes scores of 1e5, "ties" draws keys from two vectors, "integers" has exact answers, "low" has lse far below
+        -88, "one key" hides all other keys behind it, "tiny" has subnormal values.
+    memory : str
+        One of `MEMORIES`: how the arrays lie there.
+    mask : tuple of str
+        Of `MASKS`, each after the first preceded by "&" or "|", any by "~", as in ``("causal", "|~window")``.
+    bias : tuple of str
+        Of `BIASES`.
+    offset : str
+        "start", "end", "number" or "batch"; used where the mask or ALiBi needs positions.
+    scale, softcap : float, optional
+    sink : str, optional
+        "number" or "heads".
+    dropout : float
+        Probability.
+    score_mod : bool
+        Whether scores pass through a function.
+    layout : str
+    poison : bool
+        Whether keys and values that no query sees, and queries that see nothing, hold NaN and infinity.
+
+    Examples
+    --------
+    >>> small = case(1, L=2, S=3, E=4, Ev=5, mask=("causal",), offset="end")
+    >>> small.query.shape, small.options["mask"], small.options["query_offset"]
+    ((1, 2, 4), Causal(), 'end')
+    >>> small
+    case(1, L=2, S=3, E=4, Ev=5, mask=('causal',), offset='end')
+    """
+    recipe = _recipe(seed, {k: v for k, v in locals().items() if k != "seed"})
+    rng = np.random.default_rng(seed)
+    lead = batch or ()
+    numbers_drawn = _numbers(rng, numbers, lead, heads, L, S, E, Ev)
+    whole = rng.integers(2)  # query or key has all leading axes, so that those of the weights are known
+    arrays = [array if n == whole else _broadcast_some(rng, array, lead) for n, array in enumerate(numbers_drawn)]
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap}
+    if mask:
+        options["mask"] = _mask(rng, mask, lead, heads[0], L, S)
+    if bias:
+        parts = [_bias(rng, word, lead, heads[0], L, S) for word in bias]
+        options["bias"] = parts[0] if len(parts) == 1 else tuple(parts)
+    if options.get("mask") is not None or "alibi" in bias:
+        options["query_offset"] = _offset(rng, offset, mask, lead)
+    if sink:
+        options["sink"] = rng.normal(0, 3, heads[0] if sink == "heads" else ())
+    if dropout:
+        options["dropout"] = sr.Dropout(dropout, seed=int(rng.integers(2**40)))
+    if score_mod:
+        options["score_mod"] = bent
+    options = {name: option for name, option in options.items() if option is not None}
+    with np.errstate(all="ignore"):
+        arrays = [array.astype(_dtype(dtype)) for array in arrays]
+    if poison:
+        arrays = poisoned(rng, *arrays, options)
+        memory = "plain" if memory == "repeated" else memory  # which would show it
+    if batch is None:
+        arrays = [array[0] for array in arrays]
+    elif layout == "LHE":
+        arrays, options["layout"] = [array.swapaxes(-2, -3) for array in arrays], layout
+    return Case(*(stored(array, memory) for array in arrays), options, recipe)
+
+
+def stored(array: Array, memory: str) -> Array:
+    """Return an array with the same numbers that lies in memory as one of `MEMORIES` says.
+
+    "repeated" repeats the first entry of the first axis with a stride of 0, and so changes the numbers.
+    """
+    if memory == "transposed":
+        return np.ascontiguousarray(array.T).T
+    if memory == "negative":
+        return np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1]
+    if memory == "sliced":
+        wider = np.full([2 * n + 1 for n in array.shape], np.nan, array.dtype)
+        view = wider[tuple(slice(1, None, 2) for _ in array.shape)]
+        view[...] = array
+        return view
+    if memory == "repeated":
+        return np.broadcast_to(array[:1].copy(), array.shape)
+    if memory == "unaligned":
+        room = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        room[...] = array
+        return room
+    if memory == "swapped" and array.dtype.kind == "f":
+        return array.astype(array.dtype.newbyteorder())
+    copy = np.array(array, order="C")
+    copy.flags.writeable = memory != "read-only"
+    return copy
+
+
+def poisoned(rng: np.random.Generator, query: Array, key: Array, value: Array, options: dict[str, Any]) -> list[Array]:
+    """Return the arrays, canonical, with NaN and infinity in all that no result depends on."""
+    keep = sr.sdpa_stages(query, key, value, **options).keep
+    Hkv, (Hq, L, S) = key.shape[-3], keep.shape[-3:]
+    group = keep.reshape(*keep.shape[:-3], Hkv, L * (Hq // Hkv if Hkv else 1), S)
+    unseen, idle = ~group.any(-2), ~keep.any(-1)
+    return [_spoilt(rng, array, where) for array, where in ((query, idle), (key, unseen), (value, unseen))]
+
+
+def _spoilt(rng: np.random.Generator, array: Array, where: Array) -> Array:
+    """Return the array with NaN and infinity in the rows where all of `where`, over broadcast axes, agrees."""
+    lead = array.shape[:-1]
+    where = np.broadcast_to(where, np.broadcast_shapes(where.shape, lead))
+    where = where.all(tuple(range(where.ndim - len(lead))))
+    axes = tuple(axis for axis, size in enumerate(lead) if size == 1 and where.shape[axis] != 1)
+    where = np.broadcast_to(where.all(axes, keepdims=True), lead)
+    bad = rng.choice([np.nan, np.inf, -np.inf], array.shape).astype(array.dtype)
+    return np.where(where[..., None], bad, array)
+
+
+def bent(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Return a score that depends on everything a `score_mod` is given."""
+    return s / (1 + abs(s) / 64) + (h - b) % 2 * ((i - j) % 3 - 1) / 4
+
+
+def _bent_slope(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 1 / (1 + abs(s) / 64) ** 2
+
+
+bent.derivative = _bent_slope  # type: ignore[attr-defined]
+
+
+def edge(rng: np.random.Generator, n: int, shape: Any) -> Array:
+    """Return indices below n, among which the first, the last and those at the edges of tiles are common."""
+    likely = [0, n - 1, *(j for at in (16, 32, 64, 128) for j in (at - 1, at) if j < n)]
+    return np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
+
+
+def _numbers(
+    rng: np.random.Generator, how: str, lead: tuple[int, ...], heads: tuple[int, int], L: int, S: int, E: int, Ev: int
+) -> list[Array]:
+    """Return query, key and value in float64."""
+    Hq, Hkv = heads
+    q, k, v = (rng.standard_normal((*lead, *shape)) for shape in ((Hq, L, E), (Hkv, S, E), (Hkv, S, Ev)))
+    if how == "needles" and S and E and Hq:
+        target = edge(rng, S, (*lead, Hq, L))
+        own = np.take_along_axis(np.repeat(k, Hq // Hkv, -3), target[..., None], -2)
+        q = own * 16 * np.sqrt(E) / np.maximum((own**2).sum(-1, keepdims=True), 1e-3)
+    elif how == "huge":
+        q, k = 316 * q, 316 * k
+    elif how == "ties" and S:
+        k = np.take_along_axis(k, rng.integers(min(S, 2), size=(*lead, Hkv, S, 1)), -2)
+    elif how == "integers":
+        q, k, v = (np.round(2 * array) for array in (q, k, v))
+    elif how == "low":
+        q, k = -16 * abs(q), 16 * abs(k)
+    elif how == "one key" and S:
+        k[..., int(edge(rng, S, ())), :] *= 32
+    elif how == "tiny":
+        v = v * 1e-7
+    return [q, k, v]
+
+
+def _broadcast_some(rng: np.random.Generator, array: Array, lead: tuple[int, ...]) -> Array:
+    """Return the array with some leading axes cut down to one entry, or left out."""
+    for axis in range(len(lead)):
+        if rng.random() < 0.2 and lead[axis]:
+            array = array.take([0], axis)
+    while array.ndim > 3 and array.shape[0] == 1 and lead[0] != 1 and rng.random() < 0.5:
+        array = array[0]
+        lead = lead[1:]
+    return array
+
+
+def _mask(rng: np.random.Generator, words: tuple[str, ...], lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
+    """Return the mask object, or a bare array where that is all the words ask for."""
+    mask: Any = None
+    for word in words:
+        name = word.lstrip("&|~")
+        part = _make_mask[name](rng, lead, Hq, L, S)
+        part = ~part if "~" in word else part
+        mask = part if mask is None else (mask | part if "|" in word else mask & part)
+    return mask
+
+
+def _some(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Return a boolean array with its share of True drawn first, now and then 0 or 1."""
+    return rng.random(shape) < rng.choice([0, 0.1, 0.5, 0.9, 1])
+
+
+def _ids(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    ids = rng.integers(3, size=shape)
+    return np.sort(ids) if rng.random() < 0.5 else ids
+
+
+def _lengths(rng: np.random.Generator, n: int, lead: tuple[int, ...]) -> Array:
+    return rng.integers(n + 1, size=lead if rng.random() < 0.7 else ())
+
+
+def _tree(rng: np.random.Generator, lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
+    if S < L:  # the nodes are keys, too
+        return sr.Causal()
+    return sr.Tree((rng.random(L) * (np.arange(L) + 1)).astype(int) - 1)
+
+
+def _documents(rng: np.random.Generator, total: int) -> Array:
+    cuts = np.sort(rng.integers(total + 1, size=4))
+    return np.diff(cuts, prepend=0)
+
+
+_make_mask: dict[str, Callable[..., Any]] = {
+    "causal": lambda rng, lead, Hq, L, S: sr.Causal(),
+    "window": lambda rng, lead, Hq, L, S: sr.Window(*rng.choice([None, 0, 1, 3, 16, 40], 2)),
+    "key lengths": lambda rng, lead, Hq, L, S: sr.KeyLengths(_lengths(rng, S, lead)),
+    "key starts": lambda rng, lead, Hq, L, S: sr.KeyStarts(_lengths(rng, S, lead)),
+    "query lengths": lambda rng, lead, Hq, L, S: sr.QueryLengths(_lengths(rng, L, lead)),
+    "prefix": lambda rng, lead, Hq, L, S: sr.Prefix(_lengths(rng, S, lead)),
+    "chunked": lambda rng, lead, Hq, L, S: sr.Chunked(int(rng.choice([1, 3, 16, 33]))),
+    "first tokens": lambda rng, lead, Hq, L, S: sr.FirstTokens(int(rng.integers(5))),
+    "segments": lambda rng, lead, Hq, L, S: sr.Segments(_ids(rng, (L,)), _ids(rng, (S,))),
+    "packed": lambda rng, lead, Hq, L, S: sr.Packed(_documents(rng, L), _documents(rng, S)),
+    "tree": _tree,
+    "function": lambda rng, lead, Hq, L, S: sr.MaskFunction(lambda b, h, i, j: (i + 2 * j + h + b) % 5 != 0),
+    "array": lambda rng, lead, Hq, L, S: _some(rng, (*lead, Hq, L, S)),
+    "rows": lambda rng, lead, Hq, L, S: _some(rng, (L, S)),
+    "keys": lambda rng, lead, Hq, L, S: _some(rng, (*lead, 1, 1, S)),
+    "heads": lambda rng, lead, Hq, L, S: _some(rng, (Hq, 1, S)),
+}
+
+
+def _bias(rng: np.random.Generator, word: str, lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
+    if word == "alibi":
+        return sr.ALiBi(rng.random(Hq))
+    array = rng.standard_normal((1, L, 1, S)[-2:] if word == "row" else (*lead, Hq, L, S)).astype(
+        rng.choice(["float16", "float32", "float64"])
+    )
+    return np.where(rng.random(array.shape) < 0.3, array.dtype.type(-np.inf), array) if word == "holes" else array
+
+
+def _offset(rng: np.random.Generator, how: str, mask: tuple[str, ...], lead: tuple[int, ...]) -> Any:
+    """Return the offset; "start" where "end" would not say which lengths it means."""
+    if how == "number":
+        return int(rng.integers(-4, 20))
+    if how == "batch":
+        return rng.integers(-4, 20, lead)
+    names = [word.lstrip("&|~") for word in mask]
+    clear = all(names.count(name) <= 1 for name in ("key lengths", "query lengths"))
+    plain = not any("|" in word or "~" in word for word in mask)
+    return how if how == "start" or (clear and plain) or "lengths" not in " ".join(names) else "start"
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _recipe(seed: int, words: dict[str, Any]) -> str:
+    defaults = case.__kwdefaults__ or {}
+    return f"case({', '.join([str(seed), *(f'{k}={v!r}' for k, v in words.items() if v != defaults[k])])})"

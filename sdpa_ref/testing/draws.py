@@ -1,0 +1,255 @@
+"""Cases for a target: the words of `case` drawn within what it claims, and arguments in the form that it takes."""
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import sdpa_ref as sr
+from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
+from sdpa_ref.testing.cases import BIASES, EDGES, MASKS, MEMORIES, NUMBERS, Array, Case, case
+
+Words = dict[str, Any]
+Draw = Callable[[np.random.Generator, Capabilities], Any]
+_WORK = 1 << 21  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
+_WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
+_SIMPLEST: Words = {
+    "batch": (), "heads": (1, 1), "dtype": "float32", "numbers": "normal", "memory": "plain", "mask": (), "bias": (),
+    "scale": None, "softcap": None, "sink": None, "dropout": 0.0, "score_mod": False, "layout": "HLE",
+}  # fmt: skip
+
+
+def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any]) -> Words:
+    """Return words for `case`: plain attention in any claimed type, size and layout, but for what `focus` says.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    claims : Capabilities
+    focus : mapping
+        Words, or functions ``(rng, claims) -> word``.
+    """
+    empty = claims.empty_axes and rng.random() < 0.1
+    words: Words = {
+        "batch": _batch(rng, claims, empty),
+        "heads": _heads(rng, claims, empty),
+        "L": length(rng, claims, minimum=0 if empty else 1),
+        "S": length(rng, claims, minimum=0 if empty else 1),
+        "E": _one(rng, _WIDTHS if not empty else (0, 4), claims.max_width),
+        "dtype": _pick(rng, claims.dtypes),
+        "numbers": _pick(rng, ("normal", "normal", "needles", *NUMBERS)),
+        "memory": _pick(rng, MEMORIES if claims.strides and rng.random() < 0.3 else ("plain",)),
+        "layout": _pick(rng, claims.layouts),
+    }
+    words["Ev"] = _one(rng, (*_WIDTHS, 3, 17) if not empty else (0, 3), claims.max_width)
+    for name, word in focus.items():
+        words[name] = word(rng, claims) if callable(word) else word
+    if not claims.value_width:
+        words["Ev"] = words["E"]
+    if words["batch"] is None:
+        words |= {"heads": (1, 1), "layout": "HLE"}
+    return _affordable(words)
+
+
+def seeded(words: Words, seed: int) -> Case:
+    """Return the case of these words."""
+    return case(seed, **words)
+
+
+def fitted(given: Case, claims: Capabilities) -> Case:
+    """Return the case with its arguments in the form that the claims allow, and the same meaning.
+
+    Masks whose object is not claimed become arrays, arrays get all their axes, biases the query's type.
+    """
+    arrays, options = list(given.arrays), dict(given.options)
+    if not claims.broadcasting and arrays[0].ndim > 2:
+        lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
+        arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:]))) for array in arrays]
+    if not claims.layouts == ("HLE", "LHE") and options.get("layout") == claims.layouts[0] == "HLE":
+        del options["layout"]
+    mask = options.get("mask")
+    if mask is not None and not (isinstance(mask, np.ndarray) and claims.mask_rows) and not _taken(given, claims):
+        options["mask"] = dense(*arrays, options)
+        if not _has_alibi(options):
+            options.pop("query_offset", None)
+    if claims.bias == "same" and "bias" in options and not _has_alibi(options):
+        options["bias"] = np.array(options["bias"]).astype(arrays[0].dtype)
+        if not claims.mask_rows:
+            keep = dense(*arrays, options)
+            options["bias"] = np.array(np.broadcast_to(options["bias"], keep.shape))
+    return replace(given, query=arrays[0], key=arrays[1], value=arrays[2], options=options)
+
+
+def dense(query: Array, key: Array, value: Array, options: Mapping[str, Any]) -> Array:
+    """Return the mask alone as a new boolean array ``(..., Hq, L, S)``."""
+    positional = {name: options[name] for name in ("mask", "query_offset", "layout") if name in options}
+    return np.array(sr.sdpa_stages(query, key, value, **positional).keep)
+
+
+def parse(recipe: str) -> tuple[Words, int]:
+    """Return the words and the seed of a recipe, the text that a `Case` prints.
+
+    Raises
+    ------
+    ValueError
+        For anything else.
+
+    Examples
+    --------
+    >>> parse("case(7, L=2, mask=('causal',))")
+    ({'L': 2, 'mask': ('causal',)}, 7)
+    """
+    try:
+        call = ast.parse(recipe.strip(), mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "case"):
+            raise ValueError
+        (seed,) = map(ast.literal_eval, call.args)
+        words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        seeded(words, seed)
+    except Exception as error:
+        detail = f": {error}" if str(error) else ""
+        raise ValueError(f'not a case such as "case(7, L=2, S=3)"{detail}') from None
+    return words, seed
+
+
+def simpler(words: Words) -> Iterator[Words]:
+    """Yield words that are simpler in one thing, the boldest first."""
+    for name, simplest in _SIMPLEST.items():
+        if name in words and words[name] != simplest and not (name == "batch" and words[name] is None):
+            yield words | {name: simplest}
+            if name == "heads" and words[name][0] > words[name][1] > 1:
+                yield words | {name: (words[name][0] // words[name][1], 1)}
+    for name in ("mask", "bias"):
+        for n in range(len(words.get(name, ()))):
+            fewer = [*words[name][:n], *words[name][n + 1 :]]
+            if fewer:
+                fewer[0] = fewer[0].lstrip("&|")
+                yield words | {name: tuple(fewer)}
+    for name in ("L", "S", "E", "Ev"):
+        n = words[name]
+        for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n - 1)):
+            if 0 < fewer_n < n:
+                yield words | {name: fewer_n}
+
+
+def length(rng: np.random.Generator, claims: Capabilities, minimum: int = 1) -> int:
+    """Return a length: a small one, or one around the edge of a tile."""
+    n = rng.choice(EDGES) if rng.random() < 0.4 else rng.integers(minimum, 10)
+    return int(n if claims.max_length is None else min(n, claims.max_length))
+
+
+def any_mask(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
+    """Return a mask that the target takes, as an object or as an array, perhaps of several parts."""
+    words = MASKS if claims.mask else claims.masks
+    if len(words) < 2 or not (claims.mask or claims.mask_algebra) or rng.random() < 0.4:
+        return (str(rng.choice(words)),)
+    chosen = [str(word) for word in rng.choice(words, int(rng.integers(2, 4)), replace=False)]
+    joints = ["&"] if "packed" in chosen else ["&", "|", "&~", "|~"]
+    first, *others = chosen
+    return (first, *(f"{rng.choice(joints)}{word}" for word in others))
+
+
+def any_bias(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
+    """Return a bias that the target takes."""
+    words = [word for word in BIASES if (claims.alibi if word == "alibi" else claims.bias != "none")]
+    many = 2 if claims.bias == "any" and claims.alibi else 1
+    return tuple(str(word) for word in rng.choice(words, int(rng.integers(1, many + 1)), replace=False))
+
+
+def an_offset(rng: np.random.Generator, claims: Capabilities) -> str:
+    """Return an alignment: any where masks may become arrays, else one that is claimed."""
+    return str(rng.choice(("start", "end", "number", "batch") if claims.mask else claims.offsets or ("start",)))
+
+
+def everything(rng: np.random.Generator, claims: Capabilities, *, sink: bool = True) -> Words:
+    """Return a word for each option, many of them set."""
+    focus: Words = {}
+    masked = bool(claims.mask or claims.masks) and rng.random() < 0.6
+    biased = (claims.bias != "none" or claims.alibi) and rng.random() < 0.5
+    if masked and biased and not claims.mask_and_bias:
+        biased = False
+    if masked:
+        focus["mask"] = any_mask(rng, claims)
+    if biased:
+        focus["bias"] = any_bias(rng, claims)
+    focus["offset"] = an_offset(rng, claims)
+    if claims.scale != "none" and rng.random() < 0.5:
+        focus["scale"] = a_scale(rng, claims)
+    if claims.softcap and rng.random() < 0.3:
+        focus["softcap"] = a_softcap(rng, claims)
+    if sink and claims.sink and rng.random() < 0.3:
+        focus["sink"] = a_sink(rng, claims)
+    if claims.dropout and rng.random() < 0.15:
+        focus["dropout"] = 0.3
+    if claims.score_mod and rng.random() < 0.15:
+        focus["score_mod"] = True
+    return focus
+
+
+def a_scale(rng: np.random.Generator, claims: Capabilities) -> float:
+    """Return a scale, among them 0 and a negative one where any is claimed."""
+    return float(rng.choice((1.0, 0.125, 2.5, *((0.0, -0.3) if claims.scale == "any" else ()))))
+
+
+def a_softcap(rng: np.random.Generator, claims: Capabilities) -> float:
+    """Return a soft cap that bends most scores, or few."""
+    return float(rng.choice((0.5, 2.0, 30.0)))
+
+
+def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
+    """Return "number" or "heads"."""
+    return str(rng.choice(("number", "heads")))
+
+
+def _taken(given: Case, claims: Capabilities) -> bool:
+    """Return whether the target takes the mask of the case as it is."""
+    words = parse(given.recipe)[0]
+    names = [word.lstrip("&|~") for word in words.get("mask", ())]
+    single = len(names) == 1 and "~" not in words["mask"][0]
+    known = all(name in claims.masks if name in OBJECTS else claims.mask for name in names)
+    aligned = "query_offset" not in given.options or words.get("offset", "start") in claims.offsets
+    return known and aligned and (single or claims.mask_algebra)
+
+
+def _has_alibi(options: Mapping[str, Any]) -> bool:
+    bias = options.get("bias")
+    return any(isinstance(part, sr.ALiBi) for part in (bias if isinstance(bias, tuple) else (bias,)))
+
+
+def _batch(rng: np.random.Generator, claims: Capabilities, empty: bool) -> tuple[int, ...] | None:
+    rank = int(rng.choice(claims.ranks))
+    if rank == 2:
+        return None
+    sizes = (0, 1, 2) if empty else (1, 2, 3)
+    return tuple(int(n) for n in rng.choice(sizes, rank - 3))
+
+
+def _heads(rng: np.random.Generator, claims: Capabilities, empty: bool) -> tuple[int, int]:
+    choices = [(1, 1), (2, 2), (3, 3), *([(2, 1), (4, 2), (6, 2), (6, 3)] if claims.grouped_heads else [])]
+    choices = [*choices, (0, 0)] if empty else choices
+    return choices[rng.integers(len(choices))]
+
+
+def _affordable(words: Words) -> Words:
+    """Return the words with fewer batch entries, heads or rows where they would take long."""
+    steps: tuple[Words, ...] = (
+        {"batch": words["batch"] and tuple(min(n, 1) for n in words["batch"])},
+        {"heads": (2, 1) if words["heads"][0] > words["heads"][1] else (1, 1)},
+        {"L": min(words["L"], 17)},
+        {"E": min(words["E"], 16), "Ev": min(words["Ev"], 16)},
+    )
+    for step in steps:
+        pairs = np.prod(words["batch"] or (1,)) * words["heads"][0] * words["L"] * words["S"]
+        if pairs * (words["E"] + words["Ev"]) > _WORK:
+            words = words | step
+    return words
+
+
+def _one(rng: np.random.Generator, choices: tuple[int, ...], most: int | None) -> int:
+    return int(rng.choice([n for n in choices if most is None or n <= most]))
+
+
+def _pick(rng: np.random.Generator, choices: tuple[str, ...]) -> str:
+    return str(choices[rng.integers(len(choices))])

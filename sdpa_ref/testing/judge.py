@@ -1,0 +1,121 @@
+"""The verdict on one result: within the error budget, with the meaning that the target claims."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref import reference
+from sdpa_ref.problem import Problem
+from sdpa_ref.testing.budget import Budget, What, error_budget
+from sdpa_ref.testing.capabilities import Capabilities
+from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.compare import assert_within
+
+_LN2 = float(np.log(2))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case in which a target does not do what it claims.
+
+    Attributes
+    ----------
+    case : Case
+        The arguments, as they were passed.
+    message : str
+    what : str
+        Which result is wrong.
+    expected, got, limit : float64 array or None
+        What should have come, what came, and how far they may be apart; None where nothing comparable came.
+    """
+
+    case: Case
+    message: str
+    what: str = "output"
+    expected: Array | None = None
+    got: Array | None = None
+    limit: Array | None = None
+
+
+class Declined(Exception):
+    """The target said that it does not solve this problem."""
+
+
+def called(function: Callable[..., Any], case: Case, *arrays: Any, **options: Any) -> Any:
+    """Return what a function of the target returns, or the Failure that it raised.
+
+    Raises
+    ------
+    Declined
+        For a NotImplementedError.
+    """
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return function(*arrays, **options)
+    except NotImplementedError as error:
+        raise Declined(str(error)) from error
+    except Exception as error:  # whatever a kernel may raise on legal arguments is a finding
+        return Failure(case, f"raised {type(error).__name__}: {error}")
+
+
+def judged(got: Any, case: Case, claims: Capabilities, what: What = "output", merges: int = 0) -> Failure | None:
+    """Return the failure of a result, or None where it is right."""
+    if isinstance(got, Failure):
+        return got
+    value = case.value
+    budget = error_budget(case.query, case.key, value, what=what, merges=merges, **case.options)
+    budget = _with_claims(budget, case, claims, what)
+    if what == "lse" and claims.lse_base == "2" and isinstance(got, np.ndarray):
+        got = (got * _LN2).astype(got.dtype)
+    return against(got, budget, case, what)
+
+
+def against(got: Any, budget: Budget, case: Case, what: str) -> Failure | None:
+    """Return the failure of a result against a budget, or None."""
+    try:
+        assert_within(got, budget, what=what)
+    except AssertionError as error:
+        comparable = isinstance(got, np.ndarray) and got.shape == budget.expected.shape
+        wide = got.astype(np.float64) if comparable and got.dtype != bool else None
+        return Failure(
+            case, str(error), what, budget.expected, wide, np.broadcast_to(budget.limit, budget.expected.shape)
+        )
+    return None
+
+
+def empty_rows(case: Case, what: str = "output") -> tuple[Array, Array]:
+    """Return, over the rows of the result, which see no key, and which of them for the mask alone."""
+    problem = Problem.of(*case.arrays, **case.options)
+    whole = problem.rows(0, problem.L)
+    scores = reference.stages(whole).biased  # -inf where a key is dropped
+    empty, masked = ~(scores > -np.inf).any(-1), ~reference._visible(whole._replace(bias=None)).any(-1)
+    if what == "weights":
+        return (empty[0], masked[0]) if problem.headless else (empty, masked)
+    return problem.to_caller(empty, rows_last=True), problem.to_caller(masked, rows_last=True)
+
+
+def _with_claims(budget: Budget, case: Case, claims: Capabilities, what: What) -> Budget:
+    """Return the budget with the factor and the rule for empty rows that the target claims."""
+    factor = claims.error_factor
+    budget = replace(budget, bound=factor * budget.bound, empirical=factor * budget.empirical)
+    if claims.lse_base == "2" and what == "lse":
+        extra = 2 * float(np.finfo(budget.dtype).eps) * abs(np.nan_to_num(budget.expected, neginf=0))
+        budget = replace(budget, bound=budget.bound + extra, modest=False)
+    if claims.empty_row == "zero":
+        return budget
+    empty, masked = empty_rows(case, what)
+    if not empty.any():
+        return budget
+    expected, bound = budget.expected.copy(), budget.bound.copy()
+    bound[empty] = np.inf
+    if claims.empty_row == "nan" and what != "lse":
+        expected[empty], bound[empty] = np.nan, 0
+    if claims.empty_row == "mean" and what == "output":
+        layout = {name: case.options[name] for name in ("layout",) if name in case.options}
+        mean = error_budget(*case.arrays, scale=0.0, **layout)
+        expected[masked], bound[masked] = mean.expected[masked], factor * mean.bound[masked]
+    return replace(budget, expected=expected, bound=bound, modest=False)

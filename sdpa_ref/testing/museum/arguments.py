@@ -1,0 +1,161 @@
+"""What the museum's kernel is called with, brought into one order: batch, head, length, width.
+
+It reads the meaning of the arguments on its own, from the documented rules, and shares nothing with `sdpa_ref.problem`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdpa_ref.biases import ALiBi
+from sdpa_ref.dropout import Dropout
+from sdpa_ref.masks import KeyLengths, Packed, QueryLengths
+from sdpa_ref.masks.algebra import All
+
+if TYPE_CHECKING:
+    from sdpa_ref.testing.museum.kernel import Kernel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, checked by nobody.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Whose steps compute it.
+    query, key, value : array
+        ``(B, Hq, L, E)``, ``(B, Hkv, S, E)``, ``(B, Hkv, S, Ev)`` in C order, of type `dtype`.
+    batch : tuple of int
+        The leading axes that B stands for.
+    headless : bool
+        Whether the caller's arrays have no head axis.
+    dtype, acc : numpy.dtype
+        Of the result, and of the sums.
+    layout, mask, biases, scale, softcap, sink, query_offset, score_mod, dropout
+        As in `sdpa`, the bias as a tuple.
+    """
+
+    kernel: "Kernel"
+    query: Array
+    key: Array
+    value: Array
+    batch: tuple[int, ...]
+    headless: bool
+    dtype: np.dtype[Any]
+    acc: np.dtype[Any]
+    layout: str = "HLE"
+    mask: Any = None
+    biases: tuple[Any, ...] = ()
+    scale: float | None = None
+    softcap: float | None = None
+    sink: Any = None
+    query_offset: Any = None
+    score_mod: Any = None
+    dropout: Dropout | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of the scores, ``(B, Hq, L, S)``."""
+        return (*self.query.shape[:3], self.key.shape[-2])
+
+    def per_entry(self, given: Any, *axes: int) -> Array:
+        """Return an array over the batch, and these more axes, as ``(B, *axes)``."""
+        given = np.asarray(given)
+        return np.broadcast_to(given, (*self.batch, *axes)).reshape(self.query.shape[0], *axes)
+
+    def to_caller(self, result: Array, *, lengths_last: bool = False) -> Array:
+        """Return an output, or an lse (`lengths_last`), with the caller's axes."""
+        if self.headless:
+            return result[0, 0]
+        if self.layout == "LHE":
+            result = result.swapaxes(-1, -2) if lengths_last else result.swapaxes(-2, -3)
+        return result.reshape(*self.batch, *result.shape[1:])
+
+    def from_caller(self, given: Any, *, lengths_last: bool = False) -> Array:
+        """Return what came in the shape of the output, or of the lse, as ``(B, Hq, L, ...)`` in the type of the sums."""
+        given = np.asarray(given).astype(self.acc)
+        given = given[None] if self.headless else given
+        if self.layout == "LHE":
+            given = given.swapaxes(-1, -2) if lengths_last else given.swapaxes(-2, -3)
+        return given.reshape(self.query.shape[0], *given.shape[len(self.batch) :])
+
+
+def arranged(kernel: "Kernel", query: Any, key: Any, value: Any, options: dict[str, Any]) -> Call:
+    """Return the call with its arrays copied into one order, type and batch."""
+    options = dict(options)
+    layout, bias = options.pop("layout", "HLE"), options.pop("bias", ())
+    given = (query, key, value)
+    headless = query.ndim == 2
+    dtype = kernel.result_type(*(array.dtype for array in given)).newbyteorder("=")
+    views = [kernel.heads_first(kernel.read(array, dtype), layout) for array in given]
+    batch = np.broadcast_shapes(*(view.shape[:-3] for view in views))
+    B = int(np.prod(batch, dtype=int))
+    flat = [np.array(np.broadcast_to(view, (*batch, *view.shape[-3:]))).reshape(B, *view.shape[-3:]) for view in views]
+    acc = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    biases = bias if isinstance(bias, tuple) else (bias,)
+    return Call(kernel, *flat, batch, headless, dtype, acc, layout, biases=biases, **options)
+
+
+def read(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the numbers of an array, however they lie in memory, as a new array in C order."""
+    return np.array(array, dtype, order="C")
+
+
+def heads_first(array: Array, layout: str) -> Array:
+    """Return the array as ``(..., H, length, width)``."""
+    if array.ndim == 2:
+        return array[None]
+    return array.swapaxes(-2, -3) if layout == "LHE" else array
+
+
+def joined(mask: Any) -> Iterator[Any]:
+    """Yield the masks that ``&`` joins at the top."""
+    yield from mask.parts if isinstance(mask, All) else (mask,)
+
+
+def valid_lengths(call: Call) -> tuple[Any, Any]:
+    """Return the valid queries and keys, numbers or ``(B, 1)``, as masks that are joined by ``&`` say."""
+    L, S = call.shape[2:]
+    given = {type(part): call.per_entry(part.n)[:, None] for part in joined(call.mask) if isinstance(part, KeyLengths)}
+    return given.get(QueryLengths, L), given.get(KeyLengths, S)
+
+
+def documents(call: Call, packed: Packed) -> tuple[Array, Array, Array, Array]:
+    """Return of each row's document the first query, the first key and the two lengths, each ``(B, L)``."""
+    B, L = call.query.shape[0], call.shape[2]
+    found = np.zeros((4, B, L), np.int64)
+    lengths = [call.per_entry(n, np.shape(n)[-1]) for n in np.broadcast_arrays(packed.q_lengths, packed.k_lengths)]
+    for b in range(B):
+        first_query = first_key = 0
+        for queries, keys in zip(lengths[0][b], lengths[1][b], strict=True):
+            rows = slice(first_query, first_query + queries)
+            found[:, b, rows] = np.reshape((first_query, first_key, queries, keys), (4, 1))
+            first_query, first_key = first_query + queries, first_key + keys
+    return tuple(found)  # type: ignore[return-value]
+
+
+def positions(call: Call) -> tuple[Array, Array]:
+    """Return the position of each query and that of its document's first key, in units of key indices, ``(B, L)``."""
+    B, L = call.query.shape[0], call.shape[2]
+    packed = next((part for part in joined(call.mask) if isinstance(part, Packed)), None)
+    first_query = first_key = np.zeros((B, L), np.int64)
+    if packed is None:
+        queries, keys = call.kernel.valid_lengths(call)
+    else:
+        first_query, first_key, queries, keys = documents(call, packed)
+    offset = call.query_offset
+    if isinstance(offset, str):
+        offset = keys - queries if offset == "end" else 0
+    elif offset is not None:
+        offset = call.per_entry(offset)[:, None]
+    return np.arange(L) - first_query + first_key + (0 if offset is None else offset), first_key
+
+
+def arrays_of(biases: tuple[Any, ...]) -> list[Array]:
+    """Return the biases that are arrays."""
+    return [np.asarray(bias) for bias in biases if not isinstance(bias, ALiBi)]

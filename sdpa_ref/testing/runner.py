@@ -1,0 +1,221 @@
+"""A run of the laws on a target: seeded, in rounds over all laws, within a limit of time, with failures shrunk."""
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sdpa_ref.testing import draws, power
+from sdpa_ref.testing.cases import Case
+from sdpa_ref.testing.judge import Declined, Failure
+from sdpa_ref.testing.power import Sight
+from sdpa_ref.testing.properties import PROPERTIES, Property
+from sdpa_ref.testing.target import Target
+
+ROUNDS = 100
+_SHRINK_SECONDS = 5.0
+Progress = Callable[[Property, int, int], None]  # the law, the round, the failures so far
+
+
+@dataclass
+class Outcome:
+    """What became of one law.
+
+    Attributes
+    ----------
+    property : str
+    about : str
+    cases : Counter of str
+        How many cases held, by type.
+    declined : Counter of str
+        How many the target declined, by its reason.
+    missing : str
+        The capability that is not claimed and without which the law is not tested; "" where it is.
+    failure : Failure, optional
+        The shrunk one.
+    found : str
+        The recipe of the case in which it was found, before it was shrunk.
+    seconds : float
+    """
+
+    property: str
+    about: str
+    cases: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
+    missing: str = ""
+    failure: Failure | None = None
+    found: str = ""
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> str:
+        """One of "failed", "not claimed", "passed", "declined" (all cases were) and "not run" (out of time)."""
+        if self.failure:
+            return "failed"
+        if self.missing:
+            return "not claimed"
+        if self.cases:
+            return "passed"
+        return "declined" if self.declined else "not run"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run found.
+
+    Attributes
+    ----------
+    target : Target
+    seed : int
+    rounds : int
+        How many rounds over all laws were finished.
+    seconds : float
+    outcomes : tuple of Outcome
+    blind : tuple of Sight
+        Seeded faults, and at how many of the run's own cases the tolerance would have seen them.
+    """
+
+    target: Target
+    seed: int
+    rounds: int
+    seconds: float
+    outcomes: tuple[Outcome, ...]
+    sights: tuple[Sight, ...]
+
+    @property
+    def failures(self) -> tuple[Outcome, ...]:
+        """The outcomes that failed."""
+        return tuple(outcome for outcome in self.outcomes if outcome.failure)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no law failed and at least one was tested."""
+        return not self.failures and any(outcome.cases for outcome in self.outcomes)
+
+
+def check(
+    target: Target,
+    *,
+    seed: int = 0,
+    seconds: float = 30.0,
+    rounds: int = ROUNDS,
+    laws: Sequence[Property] = PROPERTIES,
+    stop_at_first: bool = False,
+    progress: Progress = lambda law, n, failures: None,
+) -> Run:
+    """Return what a run of the laws on the target found.
+
+    Equal seeds draw equal cases in the same order; the limit of time only says how many of them.
+
+    Parameters
+    ----------
+    target : Target
+    seed : int
+    seconds : float
+        No case is begun after that; the shrinking of a failure may take 5 more.
+    rounds : int
+        How many cases a law gets at most.
+    laws : sequence of Property
+    stop_at_first : bool
+        Whether the first failure ends the run.
+    progress : callable
+        Called before each case.
+
+    Examples
+    --------
+    >>> from sdpa_ref.testing import resolve
+    >>> run = check(resolve("reference"), rounds=1)
+    >>> run.passed, len(run.failures)
+    (True, 0)
+    """
+    begun = time.monotonic()
+    claims = target.capabilities
+    outcomes = {law.name: Outcome(law.name, law.about, missing=law.needs(claims)) for law in laws}
+    watch = power.Watch()
+    finished = 0
+    for n in range(rounds):
+        for law in laws:
+            outcome = outcomes[law.name]
+            if outcome.missing or outcome.failure:
+                continue
+            if time.monotonic() - begun > seconds:
+                break
+            progress(law, n, sum(o.failure is not None for o in outcomes.values()))
+            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch)
+            if outcome.failure and stop_at_first:
+                break
+        else:
+            finished += 1
+            continue
+        break
+    return Run(target, seed, finished, time.monotonic() - begun, tuple(outcomes.values()), watch.sights())
+
+
+def replay(target: Target, law: Property, recipe: str) -> Failure | None:
+    """Return the failure of one case of a law, or None.
+
+    Raises
+    ------
+    ValueError
+        For a text that is not a recipe.
+    Declined
+        If the target does not solve this problem.
+    """
+    words, seed = draws.parse(recipe)
+    return law.check(target, _case(target, words, seed))
+
+
+def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch) -> None:
+    """Run one case of a law, and shrink it where it fails."""
+    begun = time.monotonic()
+    words, seed = law.draw(rng, target.capabilities)
+    case = _case(target, words, seed)
+    try:
+        failure = law.check(target, case)
+    except Declined as declined:
+        outcome.declined[str(declined)] += 1
+        return
+    finally:
+        outcome.seconds += time.monotonic() - begun
+    if failure is None:
+        outcome.cases[str(words["dtype"])] += 1
+        watch.look(case)
+        return
+    outcome.found = case.recipe
+    outcome.failure = _shrunk(target, law, words, seed, failure)
+    outcome.seconds += time.monotonic() - begun
+
+
+def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failure: Failure) -> Failure:
+    """Return a failure of the same law in a case that no single step makes simpler."""
+    end = time.monotonic() + _SHRINK_SECONDS
+    smaller = True
+    while smaller:
+        smaller = False
+        for fewer, other in _candidates(words, seed):
+            if time.monotonic() > end:
+                return failure
+            found = _fails(target, law, fewer, other)
+            if found:
+                words, seed, failure, smaller = fewer, other, found, True
+                break
+    return failure
+
+
+def _candidates(words: draws.Words, seed: int) -> Iterable[tuple[draws.Words, int]]:
+    """Yield simpler words, each with the seed that failed and with the smallest seeds."""
+    return ((fewer, other) for fewer in draws.simpler(words) for other in dict.fromkeys((seed, 0, 1, 2)))
+
+
+def _fails(target: Target, law: Property, words: draws.Words, seed: int) -> Failure | None:
+    try:
+        return law.check(target, _case(target, words, seed))
+    except Exception:  # not a legal case, or one that the target declines
+        return None
+
+
+def _case(target: Target, words: draws.Words, seed: int) -> Case:
+    return draws.fitted(draws.seeded(words, seed), target.capabilities)

@@ -1,0 +1,197 @@
+"""What the suite is pointed at: a name, functions, and what they claim.
+
+A target is a `Target`. Its functions take and return NumPy arrays, in the keywords of `sdpa_ref.sdpa` and no others;
+an option that is not set is not passed, and an option that is not claimed is never passed:
+
+- ``forward(query, key, value, **options) -> output``;
+- ``state(query, key, value, **options) -> (output, lse)``, optional, never with a sink;
+- ``weights(query, key, **options) -> weights (..., Hq, L, S)``, optional;
+- ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, perhaps with
+  ``grad_lse=``; the last two are None for what was not given;
+- ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional.
+
+A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
+
+From the outside a target is named by one word:
+
+- the name of a backend (``numba``), which claims everything;
+- the name of an adapter in `sdpa_ref.testing.adapters` (``torch``), which claims what that library documents;
+- ``module:name`` or ``path/to/file.py:name``, where the name is that of a `Target`, of a function without arguments that
+  returns one, or of a plain function `forward`, whose claims are its attribute ``capabilities`` (a `Capabilities` or a
+  dictionary), else those of a manifest, else what its keywords say.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+import sdpa_ref
+from sdpa_ref.testing import adapters
+from sdpa_ref.testing.capabilities import Capabilities
+
+ADAPTERS = tuple(sorted(module.name for module in iter_modules(adapters.__path__) if not module.name.startswith("_")))
+_STAND_ALONE = "sdpa_ref_target_"  # before the name of a module that is loaded from a file
+
+
+class TargetError(Exception):
+    """A target that cannot be found, or that cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An implementation of attention and its claims.
+
+    Attributes
+    ----------
+    name : str
+    forward : callable
+    capabilities : Capabilities
+    state, weights, vjp, merge : callable, optional
+    about : str
+        One line for reports: the version of the library, and what the claims leave out and why.
+
+    Examples
+    --------
+    >>> from sdpa_ref.testing import check
+    >>> import numpy as np
+    >>> def uniform(query, key, value):
+    ...     mean = value.mean(-2, keepdims=True)
+    ...     return np.broadcast_to(mean, (*query.shape[:-1], value.shape[-1]))
+    >>> run = check(Target("uniform", uniform, Capabilities()), seconds=5)
+    >>> run.passed, run.failures[0].property
+    (False, 'plain')
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    capabilities: Capabilities
+    state: Callable[..., Any] | None = None
+    weights: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | None = None
+    merge: Callable[..., Any] | None = None
+    about: str = ""
+
+
+def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
+    """Return the target that a word names, with other claims where `capabilities` are given.
+
+    Raises
+    ------
+    TargetError
+        For one that is not there, or cannot run here.
+
+    Examples
+    --------
+    >>> resolve("reference").capabilities.softcap
+    True
+    >>> resolve("nonsense")
+    Traceback (most recent call last):
+    sdpa_ref.testing.target.TargetError: unknown target 'nonsense'; there are the backends ...
+    """
+    if ":" in word:
+        target = _of_object(word, _named(word), capabilities)
+    elif word in sdpa_ref.names():
+        target = _of_backend(word)
+    elif word in ADAPTERS:
+        try:
+            target = import_module(f"sdpa_ref.testing.adapters.{word}").target()
+        except ImportError as error:
+            raise TargetError(f"{word} cannot run here: {error}; try: pip install {word}") from None
+    else:
+        raise TargetError(
+            f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters "
+            f"{', '.join(ADAPTERS)}, and your own as module:name or file.py:name"
+        )
+    return target if capabilities is None else replace(target, capabilities=capabilities)
+
+
+def _of_backend(name: str) -> Target:
+    try:
+        backend = sdpa_ref.load(name)
+    except sdpa_ref.BackendUnavailable as error:
+        raise TargetError(str(error)) from None
+    if backend.ARRAYS != "numpy":
+        raise TargetError(f"backend {name!r} takes {backend.ARRAYS} arrays; wrap it in a function of NumPy arrays")
+
+    def state(*arrays: Any, **options: Any) -> tuple[Any, Any]:
+        both = sdpa_ref.sdpa_state(*arrays, backend=name, **options)
+        return both.output, both.lse
+
+    def merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+        both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
+        return both.output, both.lse
+
+    has_gradients = hasattr(backend, "vjp")
+    return Target(
+        name=name,
+        forward=partial(sdpa_ref.sdpa, backend=name),
+        capabilities=Capabilities.everything(gradients=has_gradients),
+        state=state,
+        weights=partial(sdpa_ref.sdpa_weights, backend=name),
+        vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
+        merge=merge,
+        about=f"a backend of sdpa_ref {sdpa_ref.__version__}",
+    )
+
+
+def _named(word: str) -> Any:
+    """Return the object that ``module:name`` or ``file.py:name`` names."""
+    where, _, name = word.rpartition(":")
+    try:
+        module = _of_file(Path(where)) if where.endswith(".py") else import_module(where)
+    except ImportError as error:
+        raise TargetError(f"cannot import {where!r}: {error}") from None
+    except Exception as error:  # whatever the caller's module raises while it is imported
+        raise TargetError(f"importing {where!r} raised {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        raise TargetError(f"{where!r} has no {name!r}")
+    return getattr(module, name)
+
+
+def _of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TargetError(f"there is no file {str(path)!r}")
+    name = _STAND_ALONE + path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("this is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_object(word: str, found: Any, capabilities: Capabilities | None) -> Target:
+    if isinstance(found, Target):
+        return found
+    if not callable(found):
+        raise TargetError(f"{word} is neither a function nor a Target but {type(found).__name__}")
+    claims = capabilities or getattr(found, "capabilities", None)
+    if claims is None and not _required(found):
+        made = found()
+        if not isinstance(made, Target):
+            raise TargetError(f"{word}() must return a Target, got {type(made).__name__}")
+        return made
+    if claims is None:
+        claims = Capabilities.of_signature(found)
+    elif not isinstance(claims, Capabilities):
+        try:
+            claims = Capabilities.of(claims)
+        except ValueError as error:
+            raise TargetError(f"{word}: {error}") from None
+    return Target(word, found, claims)
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]

@@ -1,0 +1,225 @@
+"""The disk cache of the Numba backend: what is found again, what must not be, and what may go wrong."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
+    pytest.importorskip("numba")
+
+from sdpa_numba import cache, threads
+
+KERNELS = """
+from .cache import jit
+from .part import FACTOR
+from .threads import next_task
+
+def multiply(factor):
+    @jit
+    def kernel(counter, x):
+        return (next_task(counter) + x) * factor + FACTOR
+    return kernel
+
+def twice(inner):
+    @jit
+    def kernel(counter, x):
+        return inner(counter, x) + inner(counter, x)
+    return kernel
+"""
+
+SCRIPT = """
+import numpy as np
+from toy.kernels import multiply, twice
+counter = np.zeros(1, np.int64)
+kernels = multiply(10), multiply(20), twice(multiply(10)), twice(multiply(20))
+values = [kernel(np.zeros(1, np.int64), 3) for kernel in kernels]
+print(*values, sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels))
+"""
+COMPILED = "30 60 70 140 0\n"  # 3 * 10; 3 * 20; 3 * 10 + 4 * 10; 3 * 20 + 4 * 20; nothing found
+FOUND = "30 60 70 140 4\n"
+
+
+class Toy:
+    """A small package with the real cache, beside an empty cache folder."""
+
+    def __init__(self, root):
+        self.root, self.package, self.folder = root, root / "toy", root / "cache"
+        self.package.mkdir()
+        (self.package / "__init__.py").touch()
+        (self.package / "kernels.py").write_text(KERNELS)
+        (self.package / "part.py").write_text("FACTOR = 0\n")
+        for module in (cache, threads):
+            shutil.copy(module.__file__, self.package)
+
+    def start(self, script=SCRIPT, **environment):
+        environment = {"SDPA_REF_CACHE_DIR": str(self.folder)} | environment
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=self.root,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script=SCRIPT, **environment):
+        with self.start(script, **environment) as process:
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert err == ""
+        return out
+
+    def files(self):
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return Toy(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    toy = Toy(tmp_path_factory.mktemp("compiled"))
+    assert toy.run() == COMPILED
+    return toy.folder
+
+
+@pytest.fixture
+def warm(toy, compiled):
+    """The package of another process that has compiled everything."""
+    shutil.copytree(compiled, toy.folder)
+    return toy
+
+
+def test_kernels_that_differ_in_what_they_enclose_are_stored_apart_and_found_again(warm):
+    assert len(warm.files()) == 4
+    assert warm.run() == FOUND
+
+
+def test_any_edited_source_leads_to_another_directory(warm):
+    (warm.package / "part.py").write_text("FACTOR = 1\n")
+    assert warm.run() == "31 61 72 142 0\n"
+    assert len(list((warm.folder / "numba").iterdir())) == 2
+    (warm.package / "part.py").write_text("FACTOR = 0\n")
+    assert warm.run() == FOUND
+
+
+def test_only_the_youngest_directories_are_kept(toy):
+    for age in range(1, 12):
+        old = toy.folder / "numba" / f"old{age}"
+        old.mkdir(parents=True)
+        os.utime(old, (1e9 - age, 1e9 - age))
+    toy.run()
+    kept = {path.name for path in (toy.folder / "numba").iterdir()}
+    assert {name for name in kept if name.startswith("old")} == {f"old{age}" for age in range(1, 8)}
+    assert len(kept) == 8
+
+
+DAMAGES = {
+    "empty": lambda good: b"",
+    "cut": lambda good: good[:-100],
+    "bit": lambda good: good[:500] + bytes([good[500] ^ 1]) + good[501:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_replaced(warm, damage):
+    for path in warm.files():
+        path.write_bytes(damage(path.read_bytes()))
+    assert warm.run() == COMPILED
+    assert warm.run() == FOUND
+
+
+def test_a_file_that_another_program_wrote_is_of_no_use(warm):
+    for path in warm.files():
+        path.write_bytes(b"\0" * 32 + b"cos\n_exit\n(I3\ntR.")  # unpickling this ends the process
+    assert warm.run() == COMPILED
+
+
+def test_processes_that_compile_at_once(toy):
+    processes = [toy.start() for _ in range(2)]
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+        assert out.startswith("30 60 70 140 ")
+    assert len(toy.files()) == 4
+    assert toy.run() == FOUND
+
+
+INFO = "from toy.cache import cache_info; info = cache_info(); print(info.directory); print(info.reason)"
+
+
+def test_the_environment_variable_names_the_folder(toy):
+    directory, reason = toy.run(INFO).splitlines()
+    assert Path(directory).parent == toy.folder / "numba"
+    assert reason == "None"
+    elsewhere = toy.root / "elsewhere"
+    assert toy.run(SDPA_REF_CACHE_DIR=str(elsewhere)) == COMPILED
+    assert any(elsewhere.rglob("kernel-*"))
+    assert toy.files() == []
+
+
+def test_without_the_variable_it_is_the_cache_of_the_user(toy):
+    home = {name: str(toy.root / "home") for name in ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE")}
+    directory = toy.run(INFO, SDPA_REF_CACHE_DIR="", **home).splitlines()[0]
+    assert "sdpa_ref" in Path(directory).parts
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(toy):
+    toy.folder.write_text("a file")
+    assert toy.run() == COMPILED
+    assert any(reason in toy.run(INFO) for reason in ("NotADirectoryError", "FileExistsError"))
+
+
+def test_functions_of_others_are_known_by_all_they_consist_of(toy):
+    script = """
+import math
+from numba import njit
+import numpy as np
+from toy.kernels import twice
+SHIFT = {shift}
+
+@njit
+def lift(x):
+    return x + SHIFT
+
+@njit
+def score(counter, x):
+    return lift(int(math.sqrt(x))) {sign} {constant}
+
+kernel = twice(score)
+print(kernel(np.zeros(1, np.int64), 9), *kernel.stats.cache_hits.values())
+"""
+    variants = [(0, "+", 1), (5, "+", 1), (0, "-", 1), (0, "+", 2)]
+    values = [8, 18, 4, 10]  # 2 * (3 + shift + constant)
+    for (shift, sign, constant), value in zip(variants, values, strict=True):
+        assert toy.run(script.format(shift=shift, sign=sign, constant=constant)) == f"{value}\n"
+    assert toy.run(script.format(shift=5, sign="+", constant=1)) == "18 1\n"  # found
+
+
+def test_a_kernel_that_cannot_be_described_is_compiled_anew(toy):
+    script = """
+import numpy as np
+from numba import njit
+from toy.kernels import twice
+TABLE = np.arange(4)
+
+@njit
+def score(counter, x):
+    return TABLE[x]
+
+kernel = twice(score)
+print(kernel(np.zeros(1, np.int64), 3), *kernel.stats.cache_hits.values())
+"""
+    assert toy.run(script) == "6\n"
+    assert toy.files() == []
+
+
+def test_loaded_and_compiled_kernels_work_together(warm):
+    script = SCRIPT + "\nprint(twice(twice(kernels[0]))(counter, 3), twice(kernels[1])(np.zeros(1, np.int64), 3.5))"
+    assert warm.run(script) == FOUND + "180 160.0\n"  # 30 + 40 + 50 + 60; 70 + 90

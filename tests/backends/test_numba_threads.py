@@ -1,0 +1,371 @@
+"""The thread pool of the Numba backend: every task once, whoever calls, forks, raises or interrupts."""
+
+import gc
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
+    pytest.importorskip("numba")
+
+import llvmlite.binding as llvm
+import numba
+from sdpa_numba.cache import jit
+from sdpa_numba.threads import cpu_quota, get_num_threads, next_task, run, set_num_threads
+
+KERNELS = """
+import numpy as np
+from sdpa_numba.cache import jit
+from sdpa_numba.threads import get_num_threads, next_task, run, set_num_threads
+
+@jit
+def number(counter, out, n_tasks, effort):
+    while True:
+        task = next_task(counter)
+        if task >= n_tasks:
+            break
+        value = 1.0 + min(task, 0)
+        for _ in range(effort):
+            value = 0.5 * value + 0.5  # takes 3 ns and stays 1
+        out[task] += task * value
+
+@jit
+def meet(counter, out, arrived):
+    next_task(arrived)
+    for _ in range(2_000_000_000):
+        if next_task(out) >= 0 and arrived[0] >= 2:
+            break
+
+def numbers(n_tasks=100, effort=1000):
+    out = np.zeros(n_tasks)
+    run(number, (out, n_tasks, effort), n_tasks)
+    assert (out == np.arange(n_tasks)).all()
+
+def helper_joins():
+    arrived = np.zeros(1, np.int64)
+    run(meet, (np.zeros(1, np.int64), arrived), 2)
+    assert arrived[0] == 2
+"""
+kernels = {}
+exec(KERNELS, kernels)
+number, numbers, helper_joins = kernels["number"], kernels["numbers"], kernels["helper_joins"]
+
+
+@jit
+def fail(counter, n_tasks, bad):
+    while True:
+        task = next_task(counter)
+        if task >= n_tasks:
+            break
+        if task >= bad:
+            raise ValueError("task")
+
+
+OPEN = 1 << 60
+
+
+@jit
+def hold(counter, arrived, gate):
+    next_task(arrived)
+    while next_task(gate) < OPEN:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = get_num_threads()
+    set_num_threads(2)
+    yield
+    set_num_threads(before)
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Return a function that runs a script beside the module `work` and returns what it prints."""
+    (tmp_path / "work.py").write_text(KERNELS)
+
+    def run_script(script, **environment):
+        paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-c", "from work import *\n" + script],
+            env=os.environ | {"PYTHONPATH": paths} | environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    return run_script
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("n_tasks", [0, 1, 2, 3, 1000])
+def test_every_task_is_done_once_by_any_number_of_threads(n, n_tasks):
+    set_num_threads(n)
+    for _ in range(20):
+        numbers(n_tasks, 50)
+
+
+@pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin"])
+def test_the_next_task_is_taken_without_a_call(triple):
+    take = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(lambda counter: next_task(counter))
+    take.compile((numba.int64[::1],))
+    (code,) = take.inspect_llvm().values()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = llvm.parse_assembly(re.sub(r"target (triple|datalayout) = .*", "", code))
+    assembly = llvm.Target.from_triple(triple).create_target_machine(opt=3).emit_assembly(module)
+    assert re.search(r"lock\s+xaddq|ldxr|ldadd", assembly)
+    assert not re.search(r"\t(callq?|bl)\t", assembly)
+
+
+def test_a_helper_works_at_the_same_time():
+    helper_joins()
+    time.sleep(0.05)  # by now it sleeps
+    helper_joins()
+
+
+def test_a_caller_does_not_wait_for_a_busy_helper():
+    arrived, gate = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    held = threading.Thread(target=run, args=(hold, (arrived, gate), 2))
+    held.start()
+    while arrived[0] < 2:
+        time.sleep(0.01)
+    other = threading.Thread(target=numbers)
+    other.start()
+    other.join(30)
+    waits = other.is_alive()
+    gate[0] = OPEN
+    held.join()
+    assert not waits
+
+
+def test_eight_python_threads_at_once():
+    threads_before, failures = threading.active_count(), []
+
+    def work(seed):
+        try:
+            for repeat in range(50):
+                numbers(n_tasks=1 + (seed * 13 + repeat) % 40, effort=200 * seed)
+        except BaseException as error:
+            failures.append(error)
+
+    set_num_threads(3)
+    callers = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not failures
+    assert threading.active_count() <= threads_before + 2
+
+
+@pytest.mark.parametrize("bad", [0, 3, 99])
+def test_errors_come_through_from_any_thread(bad):
+    for _ in range(50):
+        with pytest.raises(ValueError, match="task"):
+            run(fail, (100, bad), 100)
+    numbers()
+
+
+def test_nothing_accumulates():
+    out, threads = np.zeros(4), threading.active_count()
+    gc.collect()
+    references, objects = sys.getrefcount(out), len(gc.get_objects())
+    for _ in range(2000):
+        run(number, (out, 4, 10), 4)
+    assert (out == 2000 * np.arange(4)).all()
+    assert sys.getrefcount(out) == references
+    assert threading.active_count() <= threads + 1
+    gc.collect()
+    assert len(gc.get_objects()) < objects + 100
+
+
+@pytest.mark.parametrize("effort", [0, 20_000])
+def test_arrays_live_no_longer_than_the_call_even_if_it_fails(effort):
+    gc.disable()
+    try:
+        for _ in range(100):
+            out = np.zeros(8)
+            gone = weakref.ref(out)
+            run(number, (out, 8, effort), 8)
+            del out
+            assert gone() is None
+            error = np.zeros(1)
+            gone = weakref.ref(error)
+            with pytest.raises(IndexError):
+                run(lambda counter, array: array[1], (error,), 2)
+            del error
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_children_of_a_process_that_used_threads(python, method):
+    script = f"""
+import multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads
+if "{method}" in multiprocessing.get_all_start_methods():
+    set_num_threads(3)
+    numbers(); helper_joins()
+    context = multiprocessing.get_context("{method}")
+    for target in (numbers, helper_joins):
+        child = context.Process(target=target)
+        child.start(); child.join(40)
+        assert child.exitcode == 0, child.exitcode
+    numbers(); helper_joins()
+"""
+    python(script, SDPA_REF_NUM_THREADS="2")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_other_threads_run_and_compile(python):
+    script = """
+import os, threading, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+
+@jit
+def slow_to_compile(counter, out):
+    out[0] = np.sort(out)[0]
+
+set_num_threads(2)
+numbers()
+busy = [threading.Thread(target=numbers, args=(4, 100_000_000)),
+        threading.Thread(target=run, args=(slow_to_compile, (np.zeros(3),), 2))]
+for thread in busy:
+    thread.start()
+time.sleep(0.02)
+child = os.fork()
+if child == 0:
+    try:
+        assert get_num_threads() == 2
+        helper_joins()
+        numbers(3)
+        run(slow_to_compile, (np.zeros(3),), 2)
+        os._exit(0)
+    finally:
+        os._exit(1)
+for thread in busy:
+    thread.join()
+assert os.waitpid(child, 0)[1] == 0
+helper_joins()
+"""
+    python(script)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
+def test_an_interrupt_leaves_no_helper_at_work_and_everything_usable(python):
+    script = """
+import random, signal, threading, time
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+set_num_threads(3)
+numbers(); helper_joins()
+random.seed(0)
+for trial in range(400):
+    out, n_tasks = np.zeros(40), random.choice([2, 3, 40])
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+        try:
+            while True:
+                run(number, (out, n_tasks, random.choice([0, 1000, 30_000])), n_tasks)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+    seen = out.copy()
+    if trial % 20 == 0:
+        time.sleep(0.01)
+        assert (out == seen).all()
+        numbers()
+assert threading.active_count() <= 3
+helper_joins()
+"""
+    python(script)
+
+
+def test_the_interpreter_exits_at_once_and_runs_even_then(python):
+    script = """
+import atexit, threading, time
+atexit.register(numbers)
+atexit.register(set_num_threads, 5)
+set_num_threads(2)
+numbers()
+threading.Thread(target=numbers, args=(2, 10**12), daemon=True).start()
+time.sleep(0.1)
+"""
+    python(script)
+
+
+def test_the_environment_variable(python):
+    assert python("print(get_num_threads())", SDPA_REF_NUM_THREADS="5") == "5\n"
+    script = """
+try:
+    numbers()
+except ValueError as error:
+    print(error)
+set_num_threads(2)
+numbers()
+"""
+    for text in ("0", "2.5"):
+        assert python(script, SDPA_REF_NUM_THREADS=text) == (
+            f"the environment variable SDPA_REF_NUM_THREADS must be a positive integer, got {text!r}\n"
+        )
+
+
+def test_by_default_there_are_no_more_threads_than_cpus(python):
+    assert 1 <= int(python("print(get_num_threads())", SDPA_REF_NUM_THREADS="")) <= os.cpu_count()
+
+
+@pytest.mark.parametrize("n", [2.0, "2", None, True])
+def test_the_number_of_threads_must_be_an_int(n):
+    with pytest.raises(TypeError, match="n must be an int, got"):
+        set_num_threads(n)
+
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_the_number_of_threads_must_be_positive(n):
+    with pytest.raises(ValueError, match=f"n must be at least 1, got {n}"):
+        set_num_threads(n)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a/b\n", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
+        (
+            "3:cpuset:/\n2:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "20000"},
+            2.5,
+        ),
+        ("2:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ("0::/of/the/host\n", {}, math.inf),
+        (None, {}, math.inf),
+    ],
+)
+def test_the_quota_of_control_groups(tmp_path, membership, files, quota):
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    if membership is not None:
+        files["proc/self/cgroup"] = membership
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == quota

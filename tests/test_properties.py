@@ -1,0 +1,517 @@
+"""What must hold for any attention, on every backend: identities between problems, most of them exact to the last bit.
+
+A transformed problem is held against the error budget of the one that it equals, or to the same bits.
+"""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import sdpa_ref as sr
+from sdpa_ref.testing import assert_close, assert_same_bits, assert_within, error_budget, gradient_budget, slope
+from sdpa_ref.testing.cases import MEMORIES, edge, stored
+from sdpa_ref.testing.strategies import DTYPES, cases, lengths, masks
+
+SOME = lengths(minimum=1)
+ALL = slice(None)
+HEADS = st.sampled_from([(2, 2), (2, 1), (6, 2), (1, 1)])
+BATCH = st.sampled_from([(2,), (3, 2)])
+ARRAYS = st.lists(st.sampled_from(["array", "row", "holes"]), max_size=2, unique=True).map(tuple)
+# what a property about single keys, rows or heads leaves out: the rest goes by plain indices, or is tested elsewhere
+CUT = {
+    "score_mod": False,
+    "dropout": 0.0,
+    "layout": "HLE",
+    "bias": ARRAYS,
+    "batch": st.sampled_from([(), (2,), (2, 3)]),
+}
+WIDE = st.sampled_from(["float32", "float64"])
+
+
+def attend(backend, case, function=sr.sdpa, **changes):
+    """Return what the backend makes of the case with some arguments changed."""
+    query, key, value = (changes.pop(name, getattr(case, name)) for name in ("query", "key", "value"))
+    arrays = (query, key) if function is sr.sdpa_weights else (query, key, value)
+    return function(*arrays, **{**case.options, **changes}, backend=backend)
+
+
+def kept(case):
+    """Return which keys a row keeps, (..., Hq, L, S)."""
+    return sr.sdpa_stages(*case.arrays, **case.options).keep
+
+
+def part(case, b=ALL, h=None, i=ALL, j=ALL):
+    """Return arrays and options of some batch entries, heads, rows and keys, with mask and bias as arrays."""
+    keep = kept(case)
+    lead, Hq, (query, key, value) = keep.shape[:-3], keep.shape[-3], case.arrays
+    heads = np.arange(Hq)[ALL if h is None else h]
+    of_key = ALL if h is None else heads // max(1, Hq // max(1, key.shape[-3]))
+
+    def cut(array, *index):
+        array = np.broadcast_to(array, (*lead, *array.shape[-3:]))
+        for axis, at in zip((-3, -2, -1), index, strict=True):
+            array = array[(..., at, *(ALL,) * (-1 - axis))]
+        return array[b] if lead else array
+
+    options = {name: case.options[name] for name in ("scale", "softcap", "sink") if name in case.options}
+    if np.ndim(options.get("sink")):
+        options["sink"] = options["sink"][heads]
+    biases = case.options.get("bias", ())
+    biases = biases if isinstance(biases, tuple) else (biases,)
+    biases = tuple(cut(np.broadcast_to(bias, keep.shape), heads, i, j) for bias in biases)
+    arrays = cut(query, heads, i, ALL), cut(key, of_key, j, ALL), cut(value, of_key, j, ALL)
+    return arrays, {**options, "mask": cut(keep, heads, i, j), "bias": biases}
+
+
+def assert_near(actual, expected, *budgets):
+    """Raise unless `actual` is no further from `expected` than the bounds together allow."""
+    bound = sum(budget.bound for budget in budgets)
+    assert_within(actual, replace(budgets[0], expected=expected, bound=bound, modest=False))
+
+
+def generator(case):
+    """Return random numbers that depend on the case alone."""
+    return np.random.default_rng(list(case.recipe.encode()))
+
+
+# ---- against the reference
+
+
+@given(case=cases())
+def test_agrees_with_the_reference(backend, case):
+    assert_close(attend(backend, case), *case.arrays, **case.options)
+
+
+@given(case=cases(sink=None))
+def test_state_agrees_with_the_reference(backend, case):
+    state = attend(backend, case, sr.sdpa_state)
+    assert_close(state.output, *case.arrays, **case.options)
+    assert_close(state.lse, *case.arrays, what="lse", **case.options)
+
+
+@given(case=cases())
+def test_weights_agree_with_the_reference(backend, case):
+    weights = attend(backend, case, sr.sdpa_weights)
+    assert_close(weights, case.query, case.key, None, what="weights", **case.options)
+
+
+# ---- weights and values
+
+
+@given(case=cases(dropout=0.0))
+def test_rows_of_weights_sum_to_1_to_0_or_to_less_with_a_sink(backend, case):
+    total = attend(backend, case, sr.sdpa_weights).astype(np.float64).sum(-1)
+    budget = error_budget(case.query, case.key, None, what="weights", **case.options)
+    seen = (budget.expected > 0).any(-1)
+    assert (abs(total) <= np.where(seen, np.inf, 0)).all()
+    if "sink" not in case.options:
+        assert (abs(total - seen) <= budget.bound.sum(-1)).all()
+    assert (total <= 1 + budget.bound.sum(-1)).all()
+    assert (abs(total - budget.expected.sum(-1)) <= budget.bound.sum(-1)).all()
+
+
+@given(case=cases(**CUT | {"batch": BATCH}))
+def test_output_lies_within_the_range_of_the_visible_values(backend, case):
+    (query, key, value), options = part(case)
+    value = np.repeat(value, query.shape[-3] // max(1, key.shape[-3]), -3)[..., None, :, :].astype(np.float64)
+    visible = np.broadcast_to(options["mask"][..., None], (*options["mask"].shape, value.shape[-1]))
+    value, empty, end = np.broadcast_to(value, visible.shape), ~visible.any(-2), 0 if "sink" in options else np.inf
+    low = np.where(empty, 0, np.min(value, -2, where=visible, initial=end))
+    high = np.where(empty, 0, np.max(value, -2, where=visible, initial=-end))
+    output = attend(backend, case)
+    assert_near(output, np.clip(output.astype(np.float64), low, high), error_budget(*case.arrays, **case.options))
+
+
+@given(case=cases(S=SOME, sink=None, dropout=0.0, layout="HLE"))
+def test_a_constant_value_is_returned(backend, case):
+    value = np.ascontiguousarray(np.broadcast_to(case.value[..., :1, :], case.value.shape))
+    value = np.where(np.isfinite(value), value, 0).astype(value.dtype)
+    group = 1 if value.ndim < 3 or not value.shape[-3] else case.query.shape[-3] // value.shape[-3]
+    constant = np.repeat(value[..., :1, :], group, -3) if value.ndim > 2 else value[:1]
+    seen = np.isfinite(error_budget(*case.arrays, what="lse", **case.options).expected)[..., None]
+    budget = error_budget(case.query, case.key, value, **case.options)
+    assert_near(attend(backend, case, value=value), np.where(seen, constant, 0).astype(np.float64), budget)
+
+
+@given(case=cases(numbers=st.sampled_from(["integers", "needles", "huge"]), poison=False))
+def test_output_is_linear_in_the_values(backend, case):
+    one = np.round(4 * np.sin(np.arange(case.value.size))).reshape(case.value.shape)  # sums of these are exact
+    two = np.round(4 * np.cos(np.arange(case.value.size))).reshape(case.value.shape)
+    values = [value.astype(case.value.dtype) for value in (one, two, 2 * one - two)]
+    a, b, c = (attend(backend, case, value=value) for value in values)
+    of_a, of_b, of_c = (error_budget(case.query, case.key, value, **case.options) for value in values)
+    assert_near(c, 2 * a.astype(np.float64) - b.astype(np.float64), of_a, of_a, of_b, of_c)
+
+
+@given(case=cases(S=SOME, E=2, sink=None, softcap=None, mask=masks(), bias=(), score_mod=False, poison=False, layout="HLE"),
+       p=st.sampled_from([0.1, 0.5, 0.9]))  # fmt: skip
+def test_an_identity_as_value_shows_the_keep_bits_of_dropout(backend, case, p):
+    shape = kept(case).shape
+    dropout = sr.Dropout(p, seed=shape[-1])
+    value = np.eye(shape[-1], dtype=case.value.dtype)
+    value = value if case.query.ndim == 2 else np.broadcast_to(value, (*case.key.shape[:-2], *value.shape))
+    output = attend(backend, case, query=np.zeros_like(case.query), value=value, dropout=dropout)
+    assert (output.astype(bool) == (dropout.keep(shape) & kept(case))).all()
+
+
+@given(case=cases(sink=None, dropout=st.sampled_from([0.3, 0.9])))
+def test_dropout_leaves_the_lse_alone(backend, case):
+    lse = attend(backend, case, sr.sdpa_state).lse
+    assert_same_bits(lse, attend(backend, case, sr.sdpa_state, dropout=None).lse)
+
+
+# ---- scale, bias, sink
+
+
+@given(case=cases(dtype=WIDE, scale=None))
+def test_the_default_scale_is_a_query_scaled_before(backend, case):
+    E = case.query.shape[-1]
+    query = case.query * case.query.dtype.type(1 / np.sqrt(E) if E else 1)
+    assert_close(attend(backend, case, query=query, scale=1), *case.arrays, **case.options)
+
+
+@given(case=cases(dtype=WIDE, scale=st.floats(-4, 4, width=32)))
+def test_any_scale_is_a_scaled_query_or_key(backend, case):
+    scale = case.query.dtype.type(case.options["scale"])
+    for name in ("query", "key"):
+        scaled = attend(backend, case, **{name: getattr(case, name) * scale}, scale=1)
+        assert_close(scaled, *case.arrays, **case.options)
+
+
+@given(case=cases(bias=(), sink=None, score_mod=False), shift=st.integers(-1000, 1000))
+def test_a_shift_of_all_scores_shifts_the_lse_and_nothing_else(backend, case, shift):
+    before = attend(backend, case, sr.sdpa_state)
+    after = attend(backend, case, sr.sdpa_state, bias=np.float32(shift))
+    shifted = {**case.options, "bias": np.float32(shift)}
+    for what, moved in (("output", 0), ("lse", shift)):
+        budgets = [error_budget(*case.arrays, what=what, **options) for options in (case.options, shifted)]
+        assert_near(getattr(after, what), getattr(before, what).astype(np.float64) + moved, *budgets)
+
+
+@given(case=cases(**CUT))
+def test_a_bias_of_minus_infinity_is_a_mask_of_false(backend, case):
+    arrays, options = part(case)
+    dropped = np.where(options["mask"], 0, -np.inf).astype(np.float32)
+    by_bias = sr.sdpa(*arrays, **options | {"mask": None, "bias": (*options["bias"], dropped)}, backend=backend)
+    by_mask = sr.sdpa(*arrays, **options | {"bias": (*options["bias"], np.zeros_like(dropped))}, backend=backend)
+    assert_same_bits(by_bias, by_mask)
+    assert_same_bits(by_mask, sr.sdpa(*arrays, **options, backend=backend))
+
+
+@given(
+    case=cases(**CUT | {"sink": None, "poison": False}), logits=st.lists(st.integers(-50, 50), min_size=6, max_size=6)
+)
+def test_a_sink_is_a_key_whose_value_is_0(backend, case, logits):
+    (query, key, value), options = part(case)
+    sink = np.array(logits[: query.shape[-3]], np.float64)
+    with_sink = sr.sdpa(query, key, value, **options, sink=sink, backend=backend)
+    key, value = (np.concatenate([x, np.zeros_like(x[..., :1, :])], -2) for x in (np.array(key), np.array(value)))
+    shape = (*options["mask"].shape[:-1], 1)
+    options["mask"] = np.concatenate([options["mask"], np.ones(shape, bool)], -1)
+    zeros = [np.concatenate([bias, np.zeros(shape)], -1) for bias in options["bias"]]
+    only_it = np.where(np.arange(key.shape[-2]) == key.shape[-2] - 1, sink[:, None, None], 0)
+    assert_close(with_sink, query, key, value, **options | {"bias": (*zeros, only_it)})
+
+
+# ---- keys
+
+
+@given(case=cases(**CUT))
+def test_keys_may_be_permuted(backend, case):
+    order = generator(case).permutation(case.key.shape[-2])
+    arrays, options = part(case, j=order)
+    assert_close(sr.sdpa(*arrays, **options, backend=backend), *case.arrays, **case.options)
+
+
+@given(case=cases(S=SOME, **CUT))
+def test_a_key_twice_is_a_bias_of_log_2(backend, case):
+    S = case.key.shape[-2]
+    twice = int(edge(generator(case), S, ()))
+    arrays, options = part(case, j=[*range(S), twice])
+    bias = np.where(np.arange(S) == twice, np.log(2), 0)
+    _, single = part(case)
+    single["bias"] = (*single["bias"], bias)
+    assert_close(sr.sdpa(*arrays, **options, backend=backend), *case.arrays, **single)
+
+
+@given(case=cases(**CUT | {"sink": None}), n=st.integers(1, 4))
+def test_keys_may_be_split_anywhere_and_merged_in_any_order(backend, case, n):
+    rng, S = generator(case), case.key.shape[-2]
+    cuts = np.sort(rng.integers(S + 1, size=n - 1))
+    states = []
+    for keys in np.split(rng.permutation(S), cuts):
+        arrays, options = part(case, j=keys)
+        states.append(sr.sdpa_state(*arrays, **options, backend=backend))
+    whole = sum(states[1:], states[0])
+    for what in ("output", "lse"):
+        budget = error_budget(*case.arrays, what=what, merges=n - 1, **case.options)
+        assert_within(getattr(whole, what), budget, what=what)
+
+
+@given(case=cases(L=SOME, S=SOME, **CUT | {"poison": False}), bad=st.sampled_from([np.nan, np.inf, -np.inf, 1e30]))
+def test_what_a_row_drops_changes_no_bit_of_it(backend, case, bad):
+    arrays, options = part(case)
+    query, key, value = map(np.array, arrays)
+    row = int(generator(case).integers(query.shape[-2]))
+    expected = sr.sdpa(query, key, value, **options, backend=backend)
+    weights = sr.sdpa_weights(query, key, **options, backend=backend)
+    seen = options["mask"][..., row, :]
+    seen = seen.reshape(*seen.shape[:-2], key.shape[-3], -1 if seen.size else 1, seen.shape[-1]).any(-2)
+    with np.errstate(over="ignore"):
+        key[~seen], value[~seen] = bad, bad
+    options["bias"] = tuple(np.where(options["mask"], bias, np.nan) for bias in options["bias"])
+    output = sr.sdpa(query, key, value, **options, backend=backend)
+    assert_same_bits(output[..., row, :], expected[..., row, :])
+    assert_same_bits(sr.sdpa_weights(query, key, **options, backend=backend)[..., row, :], weights[..., row, :])
+
+
+@given(case=cases(L=SOME, S=SOME, mask=masks(("causal", "window", "key lengths", "array")).map(lambda m: ("causal", *m)),
+                  **CUT | {"numbers": "normal", "poison": False}))  # fmt: skip
+def test_changing_the_future_changes_no_bit_of_the_past(backend, case):
+    offset = np.asarray(
+        case.options["query_offset"] if isinstance(case.options["query_offset"], (int, np.ndarray)) else 0
+    )
+    case.options.update(query_offset=offset, mask=sr.Causal() & case.options["mask"])
+    L, S, now = case.query.shape[-2], case.key.shape[-2], int(generator(case).integers(case.query.shape[-2]))
+    before = attend(backend, case, sr.sdpa)
+    shape = (*np.broadcast_shapes(case.key.shape[:-3], offset.shape), *case.key.shape[-3:])
+    future = (np.arange(S) > now + offset[..., None])[..., None, :, None]
+    key = np.where(future, -3 * np.broadcast_to(case.key, shape), case.key).astype(case.key.dtype)
+    value = np.where(future, np.nan, np.broadcast_to(case.value, (*shape[:-1], case.value.shape[-1])))
+    changed = {"key": key, "value": value.astype(case.value.dtype)}
+    after = attend(backend, case, sr.sdpa, **changed)
+    assert_same_bits(
+        after[..., : now + 1, :], np.broadcast_to(before, (*after.shape[:-2], L, after.shape[-1]))[..., : now + 1, :]
+    )
+
+
+# ---- batch, heads, rows
+
+
+@given(case=cases(**CUT | {"batch": BATCH}))
+def test_a_batch_entry_alone_has_the_same_bits(backend, case):
+    order = generator(case).permutation(kept(case).shape[0])
+    whole = attend(backend, case)
+    for b in (order, order[:1]):
+        arrays, options = part(case, b=b)
+        assert_same_bits(sr.sdpa(*arrays, **options, backend=backend), whole[b])
+
+
+@given(case=cases(**CUT | {"heads": HEADS}))
+def test_a_head_alone_has_the_same_bits(backend, case):
+    whole = attend(backend, case)
+    order = generator(case).permutation(whole.shape[-3])
+    for h in (order, order[:1]):
+        arrays, options = part(case, h=h)
+        assert_same_bits(sr.sdpa(*arrays, **options, backend=backend), whole[..., h, :, :])
+
+
+@given(case=cases(heads=HEADS, layout="HLE", batch=st.sampled_from([(), (2,)])))
+def test_grouped_heads_are_repeated_heads(backend, case):
+    group = case.query.shape[-3] // case.key.shape[-3]
+    key, value = (np.repeat(array, group, -3) for array in (case.key, case.value))
+    assert_same_bits(attend(backend, case, key=key, value=value), attend(backend, case))
+
+
+@given(seed=st.integers(0, 2**32 - 1), H=st.integers(1, 4), L=SOME, E=st.integers(1, 9), dtype=WIDE)
+def test_one_wide_projection_split_into_heads_is_a_projection_a_head(backend, seed, H, L, E, dtype):
+    rng = np.random.default_rng(seed)
+    x, *matrices = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((2, L, 6), *[(6, H * E)] * 3))
+    wide = [(x @ matrix).reshape(2, L, H, E) for matrix in matrices]
+    output = sr.sdpa(*wide, layout="LHE", backend=backend).reshape(2, L, H * E)
+    for h in range(H):
+        columns = slice(h * E, (h + 1) * E)
+        alone = [(x @ matrix[:, columns])[:, None] for matrix in matrices]
+        assert_same_bits(sr.sdpa(*alone, backend=backend)[:, 0], output[..., columns])
+
+
+@given(case=cases(**CUT), n=st.integers(1, 4))
+def test_queries_in_chunks_are_all_queries_at_once(backend, case, n):
+    cuts = np.sort(generator(case).integers(case.query.shape[-2] + 1, size=n - 1))
+    chunks = []
+    for rows in np.split(np.arange(case.query.shape[-2]), cuts):
+        arrays, options = part(case, i=rows)
+        chunks.append(sr.sdpa(*arrays, **options, backend=backend))
+    assert_close(np.concatenate(chunks, -2), *case.arrays, **case.options)
+
+
+@given(case=cases(L=5, S=st.one_of(SOME, st.just(5)), mask=("causal",), offset="end", **CUT | {"bias": ()}))
+def test_a_decode_step_is_the_last_row(backend, case):
+    last = attend(backend, case, query=case.query[..., -1:, :])
+    budget = error_budget(*case.arrays, **case.options)
+    last_row = replace(budget, bound=budget.bound[..., -1:, :])
+    assert_near(last, budget.expected[..., -1:, :], last_row)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("memory", [how for how in MEMORIES if how != "repeated"])
+@given(case=cases(memory="plain"))
+def test_memory_changes_no_bit(backend, memory, case):
+    arrays = dict(zip(("query", "key", "value"), (stored(array, memory) for array in case.arrays), strict=True))
+    assert_same_bits(attend(backend, case, **arrays), attend(backend, case))
+
+
+@given(case=cases(memory="repeated", layout="HLE"))
+def test_a_stride_of_0_changes_no_bit(backend, case):
+    arrays = {name: np.array(getattr(case, name), order="C") for name in ("query", "key", "value")}
+    assert_same_bits(attend(backend, case, **arrays), attend(backend, case))
+
+
+@given(case=cases(layout="HLE", sink=None))
+def test_layouts_agree_to_the_bit(backend, case):
+    arrays = case.arrays if case.query.ndim == 2 else [array.swapaxes(-2, -3) for array in case.arrays]
+    options = {**case.options, "layout": "LHE", "backend": backend}
+    here, there = attend(backend, case, sr.sdpa_state), sr.sdpa_state(*arrays, **options)
+    flat = case.query.ndim == 2
+    assert_same_bits(there.output if flat else there.output.swapaxes(-2, -3), here.output)
+    assert_same_bits(there.lse if flat else there.lse.swapaxes(-1, -2), here.lse)
+
+
+@given(case=cases())
+def test_the_same_call_has_the_same_bits_and_leaves_its_inputs_alone(backend, case):
+    given_arrays = [*case.arrays, *(x for x in case.options.values() if isinstance(x, np.ndarray))]
+    before = [array.copy() for array in given_arrays]
+    output = attend(backend, case)
+    out = np.full_like(output, np.nan)
+    assert attend(backend, case, out=out) is out
+    assert_same_bits(out, output)
+    for array, copy in zip(given_arrays, before, strict=True):
+        assert_same_bits(array, copy)
+
+
+# ---- gradients
+
+SMALL = st.integers(1, 6)
+DIFFERENTIABLE = {
+    "L": SMALL, "S": SMALL, "E": SMALL, "Ev": SMALL, "dtype": "float64", "batch": st.sampled_from([None, (), (2,), (2, 3)]),
+    "numbers": "normal", "memory": "plain", "poison": False,
+}  # fmt: skip
+
+
+def differentiable(backend):
+    """Skip the test on a backend without gradients."""
+    if not hasattr(sr.load(backend), "vjp"):
+        pytest.skip(f"{backend} has no gradients")
+
+
+def pieces(case):
+    """Return the arrays that a gradient exists for, by name."""
+    arrays = {"query": case.query, "key": case.key, "value": case.value}
+    bias, sink = case.options.get("bias"), case.options.get("sink")
+    return arrays | ({"bias": bias} if isinstance(bias, np.ndarray) else {}) | ({} if sink is None else {"sink": sink})
+
+
+def formula(case, scale, moved):
+    """Return attention with complex numbers, a loop of rows; what is piecewise goes by the real parts."""
+    query, key, value = (moved.get(name, getattr(case, name)) for name in ("query", "key", "value"))
+    keep = kept(case)
+    keep = keep[None] if keep.ndim == 2 else keep
+    *lead, Hq, L, S = keep.shape
+    query, key, value = (
+        np.broadcast_to(x, (*lead, *x.shape[-3:])) if x.ndim > 2 else x[None] for x in (query, key, value)
+    )
+    bias = np.broadcast_to(moved.get("bias", case.options.get("bias", 0.0)), keep.shape)
+    sink = np.broadcast_to(moved.get("sink", case.options.get("sink", -np.inf)), Hq)
+    cap = case.options.get("softcap")
+    output = np.zeros((*lead, Hq, L, value.shape[-1]), complex)
+    factor = np.ones(keep.shape)
+    if "dropout" in case.options:
+        factor = case.options["dropout"].keep(keep.shape) * case.options["dropout"].factor
+    for at in np.ndindex(*lead, Hq, L):
+        head = (*at[:-2], at[-2] // (Hq // key.shape[-3]))
+        score = scale * (key[head] @ query[at])
+        score = (score if cap is None else cap * np.tanh(score / cap)) + bias[at]
+        weight = np.where(keep[at], np.exp(np.where(keep[at], score, 0)), 0)
+        total = weight.sum() + np.exp(sink[at[-2]])
+        output[at] = (weight * factor[at]) @ value[head] / (total if total else 1)
+    return output
+
+
+@given(
+    case=cases(
+        **DIFFERENTIABLE | {"score_mod": False, "layout": "HLE", "bias": st.sampled_from([(), ("array",), ("row",)])}
+    )
+)
+def test_gradients_are_those_of_the_complex_step(backend, case):
+    differentiable(backend)
+    rng, at = generator(case), pieces(case)
+    scale = case.options.get("scale")
+    scale = 1 / np.sqrt(case.query.shape[-1]) if scale is None else scale
+    shape = attend("reference", case).shape
+    grad = rng.standard_normal(shape)
+    gradients = sr.sdpa_vjp(*case.arrays, grad, **case.options, backend=backend)
+    budgets = gradient_budget(*case.arrays, grad, **case.options)
+    for name, array in at.items():
+        expected = np.empty(array.shape)
+        for index in np.ndindex(array.shape):
+            step = np.zeros(array.shape, complex)
+            step[index] = 1e-30j
+            with np.errstate(all="ignore"):
+                moved = formula(case, scale, {name: array + step})
+            expected[index] = (grad.reshape(moved.shape) * moved.imag).sum() / 1e-30
+        assert_within(getattr(gradients, name), replace(getattr(budgets, name), expected=expected), what=name)
+
+
+@given(case=cases(**DIFFERENTIABLE))
+def test_gradients_are_those_of_finite_differences(backend, case):
+    differentiable(backend)
+    rng, at = generator(case), pieces(case)
+    options = {name: option for name, option in case.options.items() if name != "sink"}
+    grad_output = rng.standard_normal(attend("reference", case).shape)
+    ways = {name: rng.standard_normal(array.shape) for name, array in at.items()}
+    gradients = sr.sdpa_vjp(*case.arrays, grad_output, **case.options, backend=backend)
+
+    def loss(t):
+        moved = {name: array + t * ways[name] for name, array in at.items()}
+        return float((attend("reference", case, **moved) * grad_output).sum())
+
+    along = sum((getattr(gradients, name) * way).sum(where=np.isfinite(at[name])) for name, way in ways.items())
+    value, error = slope(loss)
+    assert abs(along - value) <= error
+    assert options is not case.options
+
+
+@given(case=cases(**DIFFERENTIABLE | {"sink": None, "dtype": st.sampled_from(DTYPES)}))
+def test_gradients_agree_with_the_reference(backend, case):
+    differentiable(backend)
+    state, rng = attend("reference", case, sr.sdpa_state), generator(case)
+    grads = {"grad_output": rng.standard_normal(state.output.shape), "grad_lse": rng.standard_normal(state.lse.shape)}
+    gradients = sr.sdpa_vjp(*case.arrays, **grads, **case.options, backend=backend)
+    budgets = gradient_budget(*case.arrays, **grads, **case.options)
+    for name in ("query", "key", "value"):
+        assert_within(getattr(gradients, name), getattr(budgets, name), what=f"gradient by {name}")
+
+
+@given(case=cases(**DIFFERENTIABLE))
+def test_gradients_are_linear_in_what_comes_in(backend, case):
+    differentiable(backend)
+    shape, rng = attend("reference", case).shape, generator(case)
+    one, two = rng.integers(-4, 5, (2, *shape)).astype(np.float64)
+    incoming = one, two, 2 * one - two
+    a, b, c = (sr.sdpa_vjp(*case.arrays, grad, **case.options, backend=backend) for grad in incoming)
+    of_a, of_b, of_c = (gradient_budget(*case.arrays, grad, **case.options) for grad in incoming)
+    for name in ("query", "key", "value"):
+        x, y, z = (getattr(gradients, name) for gradients in (a, b, c))
+        assert_near(z, 2 * x - y, *(getattr(of, name) for of in (of_a, of_a, of_b, of_c)))
+
+
+@given(case=cases(**CUT | DIFFERENTIABLE | {"batch": BATCH}), bad=st.sampled_from([np.nan, np.inf]))
+def test_empty_rows_and_dropped_keys_have_zero_gradients_whatever_they_hold(backend, case, bad):
+    differentiable(backend)
+    (query, key, value), options = part(case)
+    query, key, value = (np.array(array) for array in (query, key, value))
+    empty = ~options["mask"].any(-1)
+    group = options["mask"].reshape(*key.shape[:-2], -1 if options["mask"].size else 1, key.shape[-2])
+    unseen = ~group.any(-2)
+    grad = np.ones((*query.shape[:-1], value.shape[-1]))
+    expected = sr.sdpa_vjp(query, key, value, grad, **options, backend=backend)
+    grad[empty], query[empty], key[unseen], value[unseen] = bad, bad, bad, bad
+    gradients = sr.sdpa_vjp(query, key, value, grad, **options, backend=backend)
+    for name, nothing in (("query", empty), ("key", unseen), ("value", unseen)):
+        assert_same_bits(getattr(gradients, name), getattr(expected, name))
+        assert (getattr(gradients, name)[nothing] == 0).all()
