@@ -35,7 +35,7 @@ BACKENDS = [usable(name) for name in sdpa_ref.names() if name not in STAND_INS]
 
 
 def pytest_generate_tests(metafunc):
-    """Run every test that asks for a `backend` on each of them, or for a `gradient_backend` on each that has gradients."""
+    """Run a test that asks for a `backend` on each of them, for a `gradient_backend` on each that has gradients."""
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", BACKENDS)
     if "gradient_backend" in metafunc.fixturenames:

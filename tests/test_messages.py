@@ -43,29 +43,29 @@ CALLS = {
     "text": ({"query": "abc"}, TypeError, ["query must be"]),
     "ragged lists": ({"key": RAGGED}, TypeError, ["key must be an array", "got list"]),
     "masked array": ({"key": np.ma.masked_less(K, 0)}, TypeError, ["key is a masked array", r"mask=~value\.mask"]),
-    "rank 1": ({"query": Q[0, 0, 0]}, ValueError, ["query must have at least 2 axes", r"\(\.\.\., H, length, width\)", r"\(4,\)"]),
+    "rank 1": ({"query": Q[0, 0, 0]}, ValueError, ["query must have at least 2 axes", "H, length, width", r"\(4,\)"]),
     "rank 0": ({"value": np.float32(1)}, ValueError, ["value must have at least 2 axes", r"\(\)"]),
-    "heads": ({"query": Q[:, :4]}, ValueError, ["Hq = 4 must be a multiple of the key heads Hkv = 3", r"query \(2, 4, 5, 4\)"]),
+    "heads": ({"query": Q[:, :4]}, ValueError, ["Hq = 4 must be a multiple of .* Hkv = 3", r"query \(2, 4, 5, 4\)"]),
     "no key heads": ({"key": K[:, :0], "value": V[:, :0]}, ValueError, ["Hq = 6", "Hkv = 0"]),
     "value heads": ({"value": V[:, :1]}, ValueError, ["key and value", "heads Hkv, got 3 and 1"]),
-    "widths": ({"key": K[..., :3]}, ValueError, ["query and key must have the same width E, got 4 and 3", r"key \(2, 3, 7, 3\)"]),
+    "widths": ({"key": K[..., :3]}, ValueError, ["query and key .* width E, got 4 and 3", r"key \(2, 3, 7, 3\)"]),
     "lengths": ({"value": V[:, :, :6]}, ValueError, ["key and value must have the same length S, got 7 and 6"]),
     "batches": ({"query": Q[[0, 1, 1]]}, ValueError, ["leading axes", "must broadcast", r"query \(3, 6, 5, 4\)"]),
     "layout of the other kind": ({"layout": "LHE"}, ValueError, ["in layout LHE"]),
     "layout": ({"layout": "BLHE"}, ValueError, ["layout must be", '"HLE"', '"LHE"', "got 'BLHE'"]),
-    "0/1 mask": ({"mask": PAIRS.astype(int)}, TypeError, ["mask must be", "boolean", "got int64", r"mask\.astype\(bool\)"]),
+    "0/1 mask": ({"mask": PAIRS.astype(int)}, TypeError, ["mask must be", "boolean", "got int64", r"astype\(bool\)"]),
     "float mask": ({"mask": PAIRS.astype(np.float32)}, TypeError, ["mask must be", "boolean", "got float32", "bias="]),
     "object mask": ({"mask": PAIRS.astype(object)}, TypeError, ["mask must be", "object"]),
     "mask class": ({"mask": Causal}, TypeError, ["mask must be a mask object", r"Causal\(\.\.\.\)"]),
-    "mask of a wrong shape": ({"mask": PAIRS[..., :6]}, ValueError, ["mask must broadcast", r"\(2, 6, 5, 7\)", r"got \(2, 6, 5, 6\)"]),
+    "mask shape": ({"mask": PAIRS[..., :6]}, ValueError, [r"mask must .* \(2, 6, 5, 7\), got \(2, 6, 5, 6\)"]),
     "mask of too many axes": ({"mask": PAIRS[None]}, ValueError, ["mask must broadcast", r"got \(1, 2, 6, 5, 7\)"]),
     "mask (B, L, S)": ({"mask": PAIRS[:, 0]}, ValueError, [r"got \(2, 5, 7\)", r"mask\[:, None\]", "query heads"]),
     "mask of key heads": ({"mask": PAIRS[:, :3]}, ValueError, [r"got \(2, 3, 5, 7\)", r"\(2, 6, 5, 7\)"]),
-    "bias (B, L, S)": ({"bias": np.zeros((2, 5, 7))}, ValueError, ["bias must broadcast", r"got \(2, 5, 7\)", r"bias\[:, None\]"]),
+    "bias (B, L, S)": ({"bias": np.zeros((2, 5, 7))}, ValueError, [r"bias must .*got \(2, 5, 7\)", r"bias\[:, None\]"]),
     "boolean bias": ({"bias": PAIRS}, TypeError, ["bias must be float", "mask="]),
     "integer bias": ({"bias": PAIRS.astype(int)}, TypeError, ["bias must be float16", "got int64"]),
     "mask as bias": ({"bias": Causal()}, TypeError, ["bias"]),
-    "slopes": ({"bias": ALiBi([1.0, 2.0]), "query_offset": 0}, ValueError, ["ALiBi slopes", r"\(Hq,\) = \(6,\), got \(2,\)"]),
+    "slopes": ({"bias": ALiBi([1.0, 2.0])}, ValueError, ["ALiBi slopes", r"\(Hq,\) = \(6,\), got \(2,\)"]),
     "infinite scale": ({"scale": np.inf}, ValueError, ["scale must be finite", "got inf"]),
     "scale of NaN": ({"scale": np.nan}, ValueError, ["scale must be finite", "got nan"]),
     "scale array": ({"scale": np.ones(6)}, TypeError, ["scale must be a real number", "got ndarray"]),
@@ -77,19 +77,18 @@ CALLS = {
     "softcap text": ({"softcap": "2"}, TypeError, ["softcap must be a real number or None", "got str"]),
     "sink shape": ({"sink": np.zeros(3)}, ValueError, ["sink must be", r"\(Hq,\) = \(6,\), got \(3,\)"]),
     "sink type": ({"sink": np.ones(6, complex)}, TypeError, ["sink must be real", "got complex128"]),
-    "causal without an offset": ({"mask": Causal()}, ValueError, ["query_offset", "L = 5 and S = 7", '"start"', '"end"']),
-    "offset word": ({"mask": Causal(), "query_offset": "bottom"}, ValueError, ["query_offset", '"start" or "end"', "got 'bottom'"]),
-    "offset float": ({"mask": Causal(), "query_offset": 2.0}, TypeError, ["query_offset must be an int", "got float64"]),
-    "offset shape": ({"mask": Causal(), "query_offset": [0, 1, 2]}, ValueError, ["query_offset", r"\(2,\), got shape \(3,\)"]),
-    "far offset": ({"mask": Causal(), "query_offset": 2**50}, ValueError, ["query_offset must be within", "got 11258999"]),
-    "offset without use": ({"query_offset": "middle"}, ValueError, ["query_offset", "got 'middle'"]),
+    "causal, no offset": ({"mask": Causal()}, ValueError, ["query_offset", "L = 5 and S = 7", '"start"', '"end"']),
+    "offset word": ({"query_offset": "bottom"}, ValueError, ['query_offset .*"start" or "end"', "got 'bottom'"]),
+    "offset float": ({"mask": Causal(), "query_offset": 2.0}, TypeError, ["query_offset must be an int", "float64"]),
+    "offset shape": ({"query_offset": [0, 1, 2]}, ValueError, [r"query_offset .*\(2,\), got shape \(3,\)"]),
+    "far offset": ({"mask": Causal(), "query_offset": 2**50}, ValueError, ["query_offset must be within", "1125899"]),
     "keys beyond S": ({"mask": KeyLengths([3, 8])}, ValueError, ["KeyLengths", r"\[0, S\] = \[0, 7\], got 8"]),
     "queries beyond L": ({"mask": QueryLengths(6)}, ValueError, ["QueryLengths", r"\[0, L\] = \[0, 5\], got 6"]),
     "score_mod": ({"score_mod": 2.0}, TypeError, [r"score_mod must be a function f\(s, b, h, i, j\)", "got float"]),
     "dropout": ({"dropout": 0.1}, TypeError, [r"dropout must be a Dropout\(p, seed\)", "got float"]),
     "backend": ({"backend": "cuda"}, ValueError, ["unknown backend 'cuda'", "'reference'"]),
-    "unavailable backend": ({"backend": "broken"}, sdpa_ref.BackendUnavailable, ["backend 'broken' cannot run here", "pip install"]),
-    "out shape": ({"out": np.empty((2, 6, 8, 5), np.float32)}, ValueError, ["out must have shape", r"\(2, 6, 5, 8\)", r"got \(2, 6, 8, 5\)"]),
+    "unusable": ({"backend": "broken"}, sdpa_ref.BackendUnavailable, ["'broken' cannot run here", "pip install"]),
+    "out shape": ({"out": LOCKED.swapaxes(2, 3)}, ValueError, [r"out must .* \(2, 6, 5, 8\).*got \(2, 6, 8, 5\)"]),
     "out type": ({"out": np.empty((2, 6, 5, 8))}, ValueError, ["out must have", "dtype float32", "got .* and float64"]),
     "out read-only": ({"out": LOCKED}, ValueError, ["out must be writeable", "read-only"]),
     "out onto itself": ({"out": np.broadcast_to(np.float32(0), LOCKED.shape)}, ValueError, ["out"]),
@@ -113,7 +112,7 @@ def test_out_that_is_an_input(backend):
 
 # Making the object is the error already.
 OBJECTS = {
-    "negative window": (lambda: Window(-1, 0), ValueError, "Window left must be at least 0, got -1; None leaves the side open"),
+    "negative window": (lambda: Window(-1, 0), ValueError, "Window left must be at least 0, got -1; None leaves"),
     "negative right window": (lambda: Window(None, -3), ValueError, "Window right must be at least 0, got -3; None"),
     "float window": (lambda: Window(2.0, 0), TypeError, "Window left must be an integer, got float"),
     "boolean window": (lambda: Window(True, 0), TypeError, "Window left must be an integer, got bool"),
@@ -134,7 +133,7 @@ OBJECTS = {
     "mask and number": (lambda: Causal() & 1, TypeError, "mask must be a mask object or a boolean array.*got int64"),
     "mask and floats": (lambda: np.ones((5, 7)) | Causal(), TypeError, "mask must be .*got float64.*bias="),
     "slopes": (lambda: ALiBi([np.inf]), ValueError, "ALiBi slopes must be finite"),
-    "slopes of two axes": (lambda: ALiBi([[1.0]]), ValueError, r"ALiBi slopes must be a number or have shape \(Hq,\), got \(1, 1\)"),
+    "slopes of two axes": (lambda: ALiBi([[1.0]]), ValueError, r"must be a number or have shape \(Hq,\), got \(1, 1\)"),
     "slope text": (lambda: ALiBi("steep"), TypeError, "ALiBi slopes must be real numbers"),
     "heads": (lambda: alibi_slopes(-1), ValueError, "heads must be at least 0, got -1"),
     "half a head": (lambda: alibi_slopes(2.5), TypeError, "heads must be an integer, got float"),
@@ -144,8 +143,8 @@ OBJECTS = {
     "no seed": (lambda: Dropout(0.1), TypeError, "seed"),
     "float seed": (lambda: Dropout(0.1, 1.0), TypeError, "seed must be an integer, got float"),
     "long seed": (lambda: Dropout(0.1, 2**64), ValueError, r"seed must be in \[0, 2\*\*64\), got 18446744073709551616"),
-    "state of other shapes": (lambda: AttentionState(Q, Q), ValueError, "lse must have the shape of output without its last axis"),
-    "state of integers": (lambda: AttentionState(Q.astype(int), Q[..., 0]), TypeError, "output must be float, got int64"),
+    "state of other shapes": (lambda: AttentionState(Q, Q), ValueError, "lse must have the shape of output without"),
+    "integer state": (lambda: AttentionState(Q.astype(int), Q[..., 0]), TypeError, "output must be float, got int64"),
     "state layout": (lambda: AttentionState(Q, Q[..., 0], "EHL"), ValueError, "layout must be"),
 }  # fmt: skip
 
@@ -158,19 +157,26 @@ def test_bad_object(case):
 
 
 THEIRS = {
-    "is_causal": r"mask=Causal\(\).*query_offset", "attn_mask": r"mask=.*True.*bias=", "dropout_p": r"dropout=Dropout\(p, seed\)",
-    "enable_gqa": "no switch", "window_size": r"mask=Window\(left, right\)", "softmax_scale": "scale=", "sm_scale": "scale=",
-    "causal": r"mask=Causal\(\)", "key_padding_mask": r"KeyLengths\(n\)|~m", "sliding_window": r"Window\(w - 1, 0\)",
-    "logits_soft_cap": "softcap=", "alibi_slopes": r"bias=ALiBi\(slopes\)", "cu_seqlens_q": r"mask=Packed", "max_seqlen_k": "lengths",
-    "cache_seqlens": r"KeyLengths\(n\)", "sinks": "sink=", "need_weights": r"sdpa_weights\(", "return_lse": r"sdpa_state\(",
-    "segment_ids": r"mask=Segments", "attn_bias": "bias=", "implementation": "backend=", "block_mask": "mask=",
+    "is_causal": r"mask=Causal\(\).*query_offset", "causal": r"mask=Causal\(\)", "attn_mask": "mask=.*True.*bias=",
+    "key_padding_mask": r"KeyLengths\(n\)|~m", "block_mask": "mask=", "attn_bias": "bias=",
+    "dropout_p": r"dropout=Dropout\(p, seed\)", "enable_gqa": "no switch", "implementation": "backend=",
+    "window_size": r"mask=Window\(left, right\)", "sliding_window": r"Window\(w - 1, 0\)",
+    "softmax_scale": "scale=", "sm_scale": "scale=", "logits_soft_cap": "softcap=", "sinks": "sink=",
+    "alibi_slopes": r"bias=ALiBi\(slopes\)", "cu_seqlens_q": "mask=Packed", "max_seqlen_k": "lengths",
+    "cache_seqlens": r"KeyLengths\(n\)", "segment_ids": "mask=Segments",
+    "need_weights": r"sdpa_weights\(", "return_lse": r"sdpa_state\(",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("keyword", THEIRS)
 def test_keyword_of_another_library_shows_our_spelling(backend, keyword):
     grad = np.ones((2, 6, 5, 8), np.float32)
-    for function, arrays in ((sdpa, (Q, K, V)), (sdpa_state, (Q, K, V)), (sdpa_weights, (Q, K)), (sdpa_vjp, (Q, K, V, grad))):
+    for function, arrays in (
+        (sdpa, (Q, K, V)),
+        (sdpa_state, (Q, K, V)),
+        (sdpa_weights, (Q, K)),
+        (sdpa_vjp, (Q, K, V, grad)),
+    ):
         with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'.*{THEIRS[keyword]}"):
             function(*arrays, backend=backend, **{keyword: None})
     with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'"):
@@ -197,7 +203,12 @@ GRADIENTS = {
     "shape": (np.ones((2, 6, 8, 5)), {}, ValueError, r"grad_output must have shape \(2, 6, 5, 8\), got \(2, 6, 8, 5\)"),
     "type": (np.ones((2, 6, 5, 8), int), {}, TypeError, "grad_output must be float16.*got int64"),
     "layout": (np.ones((2, 6, 5, 8)), {"layout": "LHE"}, ValueError, r"grad_output must have shape \(2, 5, 6, 8\)"),
-    "lse": (np.ones((2, 6, 5, 8)), {"grad_lse": np.ones((2, 6))}, ValueError, r"grad_lse must have shape \(2, 6, 5\), got \(2, 6\)"),
+    "lse": (
+        np.ones((2, 6, 5, 8)),
+        {"grad_lse": np.ones((2, 6))},
+        ValueError,
+        r"grad_lse must have shape \(2, 6, 5\), got \(2, 6\)",
+    ),
 }
 
 

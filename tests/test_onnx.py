@@ -1,4 +1,4 @@
-"""The node tests of ONNX's `Attention` operator (opsets 23 to 25), mapped onto our call by one function for all of them."""
+"""The node tests of ONNX's `Attention` operator (opsets 23 to 25), mapped onto our call by one function for all."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ CASES = {
 STAGES = "scaled", "capped", "biased", "weights"  # by qk_matmul_output_mode; ONNX scales query and key first
 
 
-def our_call(inputs, *, is_causal=0, softcap=0.0, scale=None, left_window_size=-1, right_window_size=-1, q_num_heads=None,
-             kv_num_heads=None, qk_matmul_output_mode=0, softmax_precision=None):  # fmt: skip
+def our_call(inputs, *, is_causal=0, softcap=0.0, scale=None, left_window_size=-1, right_window_size=-1,
+             q_num_heads=None, kv_num_heads=None, qk_matmul_output_mode=0, softmax_precision=None):  # fmt: skip
     """Return the arrays and keywords of `sdpa` for a node's inputs by name and its attributes.
 
     Our softmax is at least as precise as any `softmax_precision` asks for.

@@ -29,13 +29,22 @@ from sdpa_ref import (
 )
 
 # One query [1, 0] and keys [log w, 0] with scale 1: the weights are w / sum(w) for w = 1, 2, 5.
-QUERY, KEY, VALUE = np.array([[1.0, 0.0]]), np.array([[log(1), 7], [log(2), 8], [log(5), 9]]), np.array([[8.0], [16], [24]])
+QUERY, KEY, VALUE = (
+    np.array([[1.0, 0.0]]),
+    np.array([[log(1), 7], [log(2), 8], [log(5), 9]]),
+    np.array([[8.0], [16], [24]]),
+)
 BY_HAND = {
     "plain": ({}, [1 / 8, 2 / 8, 5 / 8], log(8), 20),
     "negative scale": ({"scale": -1.0}, [10 / 17, 5 / 17, 2 / 17], log(1.7), 208 / 17),
     "scale 0": ({"scale": 0.0}, [1 / 3, 1 / 3, 1 / 3], log(3), 16),
     "bias": ({"bias": np.array([log(3), 0, 0])}, [3 / 10, 2 / 10, 5 / 10], log(10), 17.6),
-    "two biases": ({"bias": (np.array([log(3), 0, 0]), np.array([[0, 0, -log(5)]]))}, [3 / 6, 2 / 6, 1 / 6], log(6), 40 / 3),
+    "two biases": (
+        {"bias": (np.array([log(3), 0, 0]), np.array([[0, 0, -log(5)]]))},
+        [3 / 6, 2 / 6, 1 / 6],
+        log(6),
+        40 / 3,
+    ),
     "alibi": ({"bias": ALiBi(log(2)), "query_offset": 1}, [1 / 10, 4 / 10, 5 / 10], log(5), 19.2),  # w = 1/2, 2, 5/2
     "mask": ({"mask": np.array([True, False, True])}, [1 / 6, 0, 5 / 6], log(6), 64 / 3),
     "sink": ({"sink": log(2)}, [1 / 10, 2 / 10, 5 / 10], log(10), 16),
@@ -236,7 +245,7 @@ def test_rule_07_finite_bias_stays_finite(backend, wide):
 
 
 def test_rule_07_bias_of_minus_infinity_cannot_be_revived(backend):
-    q, k, v = qkv()
+    q, k, _ = qkv()
     bias = np.where(np.arange(7) == 3, -np.inf, 0.0)
     for score_mod in (lambda s, b, h, i, j: 0 * s + 1, lambda s, b, h, i, j: np.where(j == 3, np.nan, s)):
         weights = sdpa_weights(q, k, bias=bias, score_mod=score_mod, backend=backend)
@@ -254,11 +263,13 @@ def test_rule_08_sink_is_a_raw_logit_a_head(backend):
     plus_one = sdpa_weights(q, k, scale=1.0, sink=0, backend=backend)
     scores = np.exp(np.einsum("bhle,bhse->bhls", q, np.repeat(k, 2, 1)))
     agree(plus_one, scores / (1 + scores.sum(-1, keepdims=True)))
-    np.testing.assert_array_equal(sdpa(q, k, v, sink=2.0, backend=backend), sdpa(q, k, v, sink=np.full(6, 2), backend=backend))
+    np.testing.assert_array_equal(
+        sdpa(q, k, v, sink=2.0, backend=backend), sdpa(q, k, v, sink=np.full(6, 2), backend=backend)
+    )
 
 
 def test_rule_09_sums_of_rows(backend):
-    q, k, v = qkv()
+    q, k, _ = qkv()
     keep = np.random.default_rng(9).random((2, 6, 5, 7)) < 0.3
     sums = sdpa_weights(q, k, mask=keep, backend=backend).sum(-1)
     agree(sums, keep.any(-1).astype(float))

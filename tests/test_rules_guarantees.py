@@ -79,9 +79,14 @@ def test_rule_18_all_ways_of_asking_agree(backend):
     np.testing.assert_array_equal(sdpa(q, k, v, out=np.empty_like(output), **options), output)
 
 
-@pytest.mark.parametrize("wrong", [{"softcap": 0.0}, {"mask": np.ones((5, 7))}, {"bias": np.ones((5, 7), bool)}, {"scale": "1"},
-                                   {"query_offset": "middle"}, {"layout": "BHLE"}, {"is_causal": True}, {"dropout": 0.1},
-                                   {"query_offset": None, "mask": Causal()}, {"score_mod": 3}, {"sink": np.zeros(3)}], ids=str)  # fmt: skip
+WRONG = [
+    {"softcap": 0.0}, {"mask": np.ones((5, 7))}, {"bias": np.ones((5, 7), bool)}, {"scale": "1"}, {"layout": "BHLE"},
+    {"query_offset": "middle"}, {"query_offset": None, "mask": Causal()}, {"is_causal": True}, {"dropout": 0.1},
+    {"score_mod": 3}, {"sink": np.zeros(3)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: next(iter(wrong)))
 def test_rule_19_errors_do_not_depend_on_the_backend_and_come_before_work(backend, wrong):
     q, k, v = qkv(np.float32, S=7)
     k, v = (np.broadcast_to(x[:, :, :1], (*x.shape[:2], 7, x.shape[3])) for x in (k, v))
@@ -119,7 +124,10 @@ def test_rule_20_unknown_backend_lists_the_names():
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("broken", "a machine that does not exist; install one: pip install machine"), ("missing", "no_such_module.*pip install")],
+    [
+        ("broken", "a machine that does not exist; install one: pip install machine"),
+        ("missing", "no_such_module.*pip install"),
+    ],
 )
 def test_rule_20_unusable_backend_says_why_and_what_to_install(name, reason):
     assert name in sdpa_ref.names()
@@ -128,9 +136,11 @@ def test_rule_20_unusable_backend_says_why_and_what_to_install(name, reason):
 
 
 def test_rule_20_unsupported_problem_says_why():
-    with pytest.raises(NotImplementedError, match="backend 'picky' does not support this problem: L = 5 is not its taste"):
+    with pytest.raises(
+        NotImplementedError, match="backend 'picky' does not support this problem: L = 5 is not its taste"
+    ):
         sdpa(*qkv(), backend="picky")
-    with pytest.raises(NotImplementedError, match="'picky'.*no gradients"):
+    with pytest.raises(NotImplementedError, match=r"'picky'.*no gradients"):
         sdpa_vjp(*qkv(), np.ones((2, 6, 5, 8)), backend="picky")
 
 
@@ -162,7 +172,7 @@ def test_rule_20_default_is_the_fast_one_where_it_is_usable():
 
 
 def test_rule_20_stages_are_of_the_reference():
-    with pytest.raises(NotImplementedError, match='picky.*the stages come from the reference: backend="reference"'):
+    with pytest.raises(NotImplementedError, match=r'picky.*the stages come from the reference: backend="reference"'):
         sdpa_stages(*qkv(), backend="picky")
 
 
@@ -198,9 +208,17 @@ def test_rule_21_arrays_of_other_libraries(backend, monkeypatch):
 
 def test_rule_21_memory_is_not_copied(monkeypatch):
     seen, forward = [], loopback_backend.forward
-    monkeypatch.setattr(loopback_backend, "forward", lambda problem, want: seen.append(problem) or forward(problem, want))
+    monkeypatch.setattr(
+        loopback_backend, "forward", lambda problem, want: seen.append(problem) or forward(problem, want)
+    )
     q, k, v = qkv(np.float32)
-    sdpa(Foreign(q), memoryview(k), v.swapaxes(0, 1).copy().swapaxes(0, 1)[::-1], bias=Foreign(np.ones((5, 7))), backend="loopback")
+    sdpa(
+        Foreign(q),
+        memoryview(k),
+        v.swapaxes(0, 1).copy().swapaxes(0, 1)[::-1],
+        bias=Foreign(np.ones((5, 7))),
+        backend="loopback",
+    )
     assert np.shares_memory(seen[0].query, q)
     assert np.shares_memory(seen[0].key, k)
 
@@ -216,7 +234,9 @@ def test_rule_21_torch_tensors(backend):
     q, k, v = qkv(np.float32)
     tensors = [torch.from_numpy(x) for x in (q, k, v)]
     np.testing.assert_array_equal(sdpa(*tensors, backend=backend), sdpa(q, k, v, backend=backend))
-    with pytest.raises(TypeError, match="query: a torch array that NumPy cannot take"):  # NumPy's DLPack has no bfloat16
+    with pytest.raises(
+        TypeError, match="query: a torch array that NumPy cannot take"
+    ):  # NumPy's DLPack has no bfloat16
         sdpa(*(x.to(torch.bfloat16) for x in tensors), backend=backend)
 
 
@@ -270,4 +290,6 @@ def test_rule_22_memory_shared_with_an_input(backend):
             sdpa(*arrays, out=out, backend=backend, **options)
     woven = np.random.default_rng(1).standard_normal((2, 6, 5, 8)).astype(np.float32)
     query, out = woven[..., ::2], woven[..., 1::2]  # neighbours in memory that share none of it
-    np.testing.assert_array_equal(sdpa(query, k, v, out=out, backend=backend), sdpa(query.copy(), k, v, backend=backend))
+    np.testing.assert_array_equal(
+        sdpa(query, k, v, out=out, backend=backend), sdpa(query.copy(), k, v, backend=backend)
+    )

@@ -66,7 +66,10 @@ TABLE = {
     "FirstTokens": (FirstTokens(2), lambda b, h, i, j, p: j < 2),
     "FirstTokens, many": (FirstTokens(10**12), lambda b, h, i, j, p: True),
     "Tree": (Tree(PARENTS), lambda b, h, i, j, p: j < 2 or is_ancestor(i, j - 2)),
-    "MaskFunction": (MaskFunction(lambda b, h, i, j: (b + h + i + j) % 3 > 0), lambda b, h, i, j, p: (b + h + i + j) % 3 > 0),
+    "MaskFunction": (
+        MaskFunction(lambda b, h, i, j: (b + h + i + j) % 3 > 0),
+        lambda b, h, i, j, p: (b + h + i + j) % 3 > 0,
+    ),
 }
 PIECES = {name: mask for name, (mask, _) in TABLE.items()}
 OFFSETS = [0, 2, -3, 9, [1, -1]]
@@ -76,12 +79,16 @@ def of_batch(offset, b):
     return offset[b] if isinstance(offset, list) else offset
 
 
-@pytest.mark.parametrize("shape", [(7,), (5, 7), (5, 1), (1, 1, 7), (6, 5, 7), (2, 1, 5, 7), (2, 6, 5, 7), (1, 1, 1, 1), ()])
+@pytest.mark.parametrize(
+    "shape", [(7,), (5, 7), (5, 1), (1, 1, 7), (6, 5, 7), (2, 1, 5, 7), (2, 6, 5, 7), (1, 1, 1, 1), ()]
+)
 def test_rule_10_boolean_array_broadcasts(backend, shape):
     q, k, v = qkv()
     mask = np.random.default_rng(0).random(shape) < 0.6
     full = np.broadcast_to(mask, (2, 6, 5, 7))
-    np.testing.assert_array_equal(sdpa(q, k, v, mask=mask, backend=backend), sdpa(q, k, v, mask=full.copy(), backend=backend))
+    np.testing.assert_array_equal(
+        sdpa(q, k, v, mask=mask, backend=backend), sdpa(q, k, v, mask=full.copy(), backend=backend)
+    )
     agree(sdpa(q, k, v, mask=mask, backend=backend), attention(q, k, v, keep=full)[0])
 
 
@@ -153,7 +160,9 @@ def test_rule_11_attention_sinks_of_streaming_models():
 def test_rule_11_intervals_stay_intervals(monkeypatch):
     """What backends see of these masks is a few integers a row, never an array of pairs."""
     seen, forward = [], loopback_backend.forward
-    monkeypatch.setattr(loopback_backend, "forward", lambda problem, want: seen.append(problem) or forward(problem, want))
+    monkeypatch.setattr(
+        loopback_backend, "forward", lambda problem, want: seen.append(problem) or forward(problem, want)
+    )
     intervals = [mask for name, mask in PIECES.items() if name not in ("Segments, split", "Tree", "MaskFunction")]
     sinks = Window(1, 0) & Causal() | FirstTokens(2) & Causal()
     padding = np.array([[1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 0]], bool)[:, None, None]

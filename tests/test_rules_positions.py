@@ -48,7 +48,9 @@ def test_rule_12_literal_pictures(backend, L, S, offset):
     np.testing.assert_array_equal(seen, np.broadcast_to(expected, (2, 6, L, S)))
 
 
-@pytest.mark.parametrize("mask", [*POSITIONAL, ~Causal(), Causal() | FirstTokens(2), Causal() & KeyLengths(3)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [*POSITIONAL, ~Causal(), Causal() | FirstTokens(2), Causal() & KeyLengths(3)], ids=repr
+)
 def test_rule_12_unset_offset_names_both_spellings_where_lengths_differ(backend, mask):
     with pytest.raises(ValueError, match=r'query_offset.*L = 5 and S = 7.*"start".*"end"'):
         sdpa(*qkv(), mask=mask, backend=backend)
@@ -73,7 +75,9 @@ def test_rule_12_offset_is_an_array_over_the_batch(backend):
     agree(output, attention(q, k, v, keep=keep)[0])
     assert not output[1, :, :2].any()  # negative positions see no key
     twice = [np.stack([x, x]) for x in (q, k, v)]  # batch (2, 3): arrays broadcast from the right
-    np.testing.assert_array_equal(sdpa(*twice, mask=Causal(), query_offset=offsets, backend=backend), np.stack([output] * 2))
+    np.testing.assert_array_equal(
+        sdpa(*twice, mask=Causal(), query_offset=offsets, backend=backend), np.stack([output] * 2)
+    )
     np.testing.assert_array_equal(
         sdpa(*twice, mask=Causal(), query_offset=offsets[:1], backend=backend)[0],
         sdpa(q, k, v, mask=Causal(), query_offset=2, backend=backend),
@@ -94,7 +98,10 @@ def test_rule_12_end_counts_valid_keys_and_queries(backend):
         expected = sdpa(q, k, v, mask=mask, query_offset=numbers, backend=backend)
         np.testing.assert_array_equal(sdpa(q, k, v, mask=mask, query_offset="end", backend=backend), expected)
     keep = visible(lambda b, h, i, j: j < keys[b] and j <= i + keys[b] - 5, 3, 6, 5, 7)
-    agree(sdpa(q, k, v, mask=Causal() & KeyLengths(keys), query_offset="end", backend=backend), attention(q, k, v, keep=keep)[0])
+    agree(
+        sdpa(q, k, v, mask=Causal() & KeyLengths(keys), query_offset="end", backend=backend),
+        attention(q, k, v, keep=keep)[0],
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +122,13 @@ def test_rule_12_alibi_counts_from_the_offset(backend):
         bias = np.broadcast_to(-slopes[:, None, None] * abs(position[..., None] - np.arange(7)), (2, 6, 5, 7))
         expected = attention(q, k, v, bias=bias)[0]
         agree(sdpa(q, k, v, bias=ALiBi(slopes), query_offset=offset, backend=backend), expected)
-        agree(sdpa(q, k, v, bias=(ALiBi(slopes / 2), ALiBi(slopes / 2)), query_offset=offset, backend=backend), expected)
-        agree(sdpa(q, k, v, bias=(ALiBi(slopes), -bias), query_offset=offset, backend=backend), sdpa(q, k, v, backend=backend))
+        agree(
+            sdpa(q, k, v, bias=(ALiBi(slopes / 2), ALiBi(slopes / 2)), query_offset=offset, backend=backend), expected
+        )
+        agree(
+            sdpa(q, k, v, bias=(ALiBi(slopes), -bias), query_offset=offset, backend=backend),
+            sdpa(q, k, v, backend=backend),
+        )
 
 
 def test_rule_12_alibi_slopes_of_the_paper():
@@ -140,7 +152,7 @@ def documents(b):
 
 @pytest.mark.parametrize("offset", ["start", "end", 1, -1, [3, 0]], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, *({"mask": mask} for mask in (*POSITIONAL, FirstTokens(2), Window(0, 1) | FirstTokens(1) & Causal())),
+    "options", [{}, *({"mask": m} for m in (*POSITIONAL, FirstTokens(2), Window(0, 1) | FirstTokens(1) & Causal())),
                 {"bias": ALiBi([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])}, {"mask": Causal(), "bias": ALiBi(0.25)}], ids=repr,
 )  # fmt: skip
 def test_rule_12_packed_equals_a_loop_over_documents(backend, options, offset):
@@ -191,7 +203,9 @@ def test_rule_12_functions_get_plain_indices_in_packed_rows(backend):
     agree(sdpa(q, k, v, **options), attention(q, k, v, keep=inside, score_mod=score_mod)[0])
 
 
-@pytest.mark.parametrize("mask", [Packed([2, 3]) | Causal(), Causal() & ~Packed([2, 3]), Packed([2, 3]) & Packed([1]) & Causal()])
+@pytest.mark.parametrize(
+    "mask", [Packed([2, 3]) | Causal(), Causal() & ~Packed([2, 3]), Packed([2, 3]) & Packed([1]) & Causal()]
+)
 def test_rule_12_packed_counts_only_at_the_top(backend, mask):
     with pytest.raises(ValueError, match="Packed"):
         sdpa(*qkv(S=5), mask=mask, backend=backend)

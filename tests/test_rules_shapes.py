@@ -95,9 +95,7 @@ def test_rule_02_any_strides_give_the_same_bits(backend, view):
 def test_rule_02_strides_of_zero(backend):
     q, k, v = qkv(np.float32)
     k, v = (np.broadcast_to(x[:1, :1], x.shape) for x in (k, v))
-    np.testing.assert_array_equal(
-        sdpa(q, k, v, backend=backend), sdpa(q, k.copy(), v.copy(), backend=backend)
-    )
+    np.testing.assert_array_equal(sdpa(q, k, v, backend=backend), sdpa(q, k.copy(), v.copy(), backend=backend))
     row = np.broadcast_to(q[..., :1, :1], q.shape)
     np.testing.assert_array_equal(sdpa(row, k, v, backend=backend), sdpa(row.copy(), k, v, backend=backend))
 

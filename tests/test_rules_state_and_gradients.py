@@ -62,7 +62,9 @@ def test_rule_23_empty_is_the_identity(backend):
 def test_rule_23_rows_that_are_empty_in_one_part(backend):
     q, k, v = qkv()
     keep = np.random.default_rng(0).random((2, 6, 5, 7)) < 0.3
-    halves = [sdpa_state(q, k[:, :, s], v[:, :, s], mask=keep[..., s], backend=backend) for s in (slice(4), slice(4, 7))]
+    halves = [
+        sdpa_state(q, k[:, :, s], v[:, :, s], mask=keep[..., s], backend=backend) for s in (slice(4), slice(4, 7))
+    ]
     output, lse, _ = attention(q, k, v, keep=keep)
     assert (lse == -np.inf).any()
     agree(sum(halves, AttentionState.empty((2, 6, 5), 8, dtype=np.float64)).output, output)
@@ -103,12 +105,14 @@ STEP = 1e-3
 
 
 def check_slope(gradient, f, x):
-    """Assert that the gradient of the scalar f by x gives the slopes in four directions, whose differences err by STEP**4."""
+    """Assert that the gradient gives the slopes of the scalar f in four directions; differences err by STEP**4."""
     rng = np.random.default_rng(8)
     for _ in range(4):
         way = rng.standard_normal(x.shape)
         steps = {n: f(x + n * STEP * way) for n in (-2, -1, 1, 2)}
-        agree((gradient * way).sum(), (steps[-2] - 8 * steps[-1] + 8 * steps[1] - steps[2]) / (12 * STEP), error=STEP**3)
+        agree(
+            (gradient * way).sum(), (steps[-2] - 8 * steps[-1] + 8 * steps[1] - steps[2]) / (12 * STEP), error=STEP**3
+        )
 
 
 def squared(s, b, h, i, j):
@@ -168,7 +172,10 @@ def test_rule_24_gradients_against_finite_differences(gradient_backend, case):
 @pytest.mark.parametrize("shape", [(7,), (5, 1), (1, 6, 1, 7), (6, 1, 1), (2, 1, 5, 7), (2, 6, 5, 7), ()])
 def test_rule_24_broadcast_bias_gets_the_sum(gradient_backend, shape):
     q, k, v = qkv()
-    bias, d_output = np.random.default_rng(1).standard_normal(shape), np.random.default_rng(2).standard_normal((2, 6, 5, 8))
+    bias, d_output = (
+        np.random.default_rng(1).standard_normal(shape),
+        np.random.default_rng(2).standard_normal((2, 6, 5, 8)),
+    )
     got = sdpa_vjp(q, k, v, d_output, bias=bias, backend=gradient_backend).bias
     full = sdpa_vjp(q, k, v, d_output, bias=np.broadcast_to(bias, (2, 6, 5, 7)), backend=gradient_backend).bias
     lead = full.ndim - len(shape)

@@ -8,6 +8,7 @@ import pytest
 from naive import agree, attention, philox, qkv
 
 from sdpa_ref import Causal, Dropout, sdpa, sdpa_state, sdpa_vjp, sdpa_weights
+from sdpa_ref.testing import assert_close
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.dtype(np.float16), BF16, np.dtype(np.float32), np.dtype(np.float64)]
@@ -72,26 +73,36 @@ def test_rule_14_probability_zero_is_no_dropout(backend):
     np.testing.assert_array_equal(sdpa(q, k, v, dropout=Dropout(0, 3), backend=backend), sdpa(q, k, v, backend=backend))
 
 
-@pytest.mark.parametrize(("given", "order"), [*itertools.product(itertools.product(TYPES, repeat=3), "<>")], ids=str)
-def test_rule_15_result_type(backend, given, order):
+def names(types):
+    return "-".join(dtype.name for dtype in types)
+
+
+@pytest.mark.parametrize("given", [*itertools.product(TYPES, repeat=3)], ids=names)
+def test_rule_15_result_type(backend, given):
     arrays = [x.astype(dtype) for x, dtype in zip(qkv(), given, strict=True)]
-    arrays = [x if x.dtype == BF16 else x.astype(x.dtype.newbyteorder(order)) for x in arrays]
     if {np.dtype(np.float16), BF16} <= set(given):
         with pytest.raises(TypeError, match=r"no common type: query \S+, key \S+, value \S+; convert one of them"):
             sdpa(*arrays, backend=backend)
         return
     dtype = max(given, key=TYPES.index)
-    bias, mask = np.zeros((5, 7)), np.ones((5, 7), bool)
-    output = sdpa(*arrays, bias=bias, mask=mask, sink=np.zeros(6), backend=backend)
-    assert output.dtype == dtype
-    assert output.dtype.isnative
-    agree(sdpa(*arrays, bias=bias, backend=backend), attention(*arrays)[0])
-    state = sdpa_state(*arrays, backend=backend)
+    state = sdpa_state(*arrays, bias=np.zeros((5, 7)), mask=np.ones((5, 7), bool), backend=backend)  # they have no say
+    assert state.output.dtype == dtype
     assert state.lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
     assert sdpa_weights(*arrays[:2], backend=backend).dtype == max(given[:2], key=TYPES.index)
+    agree(state.output, attention(*arrays)[0])
 
 
-@pytest.mark.parametrize("given", [*itertools.product(TYPES, repeat=3)], ids=str)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_rule_15_any_byte_order(backend, dtype):
+    expected = sdpa(*qkv(dtype), backend=backend)
+    for orders in itertools.product("<>", repeat=3):
+        arrays = [x.astype(order + dtype) for x, order in zip(qkv(dtype), orders, strict=True)]
+        output = sdpa(*arrays, bias=np.zeros(7, ">f8"), backend=backend)
+        assert output.dtype.isnative
+        np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("given", [*itertools.product(TYPES, repeat=3)], ids=names)
 def test_rule_15_gradients_have_the_types_of_the_arguments(gradient_backend, given):
     if {np.dtype(np.float16), BF16} <= set(given):
         return  # an error, as above
@@ -183,4 +194,30 @@ def test_rule_16_wide_spread_of_scores(backend):
 def test_rule_16_any_finite_scale(backend, scale):
     q, k, v = qkv()
     keep = np.broadcast_to(np.tri(5, 7, 2, dtype=bool), (2, 6, 5, 7))
-    agree(sdpa(q, k, v, scale=scale, mask=Causal(), query_offset=2, backend=backend), attention(q, k, v, keep=keep, scale=scale)[0])
+    agree(
+        sdpa(q, k, v, scale=scale, mask=Causal(), query_offset=2, backend=backend),
+        attention(q, k, v, keep=keep, scale=scale)[0],
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 10])
+def test_rule_17_errors_stay_within_the_budget(backend, dtype, size):
+    q, k, v = qkv(dtype, L=33, S=65, E=40, Ev=24)
+    q = (q.astype(np.float64) * size).astype(dtype)  # soft to nearly hard attention
+    bias = np.random.default_rng(1).standard_normal((6, 33, 65)).astype(dtype)
+    for options in ({}, {"mask": Causal(), "query_offset": "end"}, {"softcap": 2.0}, {"bias": bias, "sink": 0.5}):
+        assert_close(sdpa(q, k, v, backend=backend, **options), q, k, v, **options)
+        assert_close(sdpa_weights(q, k, backend=backend, **options), q, k, None, what="weights", **options)
+        options.pop("sink", None)
+        assert_close(sdpa_state(q, k, v, backend=backend, **options).lse, q, k, v, what="lse", **options)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rule_17_the_budget_is_tight(dtype):
+    """What leaves out a rounding's worth of care is outside it."""
+    q, k, v = qkv(dtype, L=33, S=65, E=40, Ev=24)
+    eps = 2.0**-7 if dtype == BF16 else float(np.finfo(dtype).eps)
+    for wrong in ({"scale": 40**-0.5 * (1 + 200 * eps)}, {"sink": np.log(200 * eps)}, {"softcap": (600 * eps) ** -0.5}):
+        with pytest.raises(AssertionError, match="output is wrong"):
+            assert_close(sdpa(q, k, v, backend="reference", **wrong), q, k, v)

@@ -21,6 +21,7 @@ from .threads import next_task
 from .views import Arrays, batch, data, stride
 
 read_numbers = record_reader(NUMBERS)
+PANELS = 4  # of keys at a time
 STEP = 32  # keys whose values stay in the first cache while all columns are done
 
 
@@ -35,7 +36,7 @@ def kernels(dtype, sizes):
     exp, tanh = elementary.functions(acc, lanes)
     pack_keys, _ = transposing(dtype, acc, acc, lanes)
     pack_values = value_packer(dtype, acc, lanes)
-    score_four, score_one = (tiler(acc, rows, 2, lanes, False) for rows in (4, 1))
+    score_four, score_one = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
     add_four_wide, add_one_wide = (tiler(acc, rows, 4, lanes, True) for rows in (4, 1))
     add_four, add_one = (tiler(acc, rows, 1, lanes, True) for rows in (4, 1))
     direct = dtype == acc
@@ -44,8 +45,8 @@ def kernels(dtype, sizes):
     def score(p, a, n, queries, key, keys, t, j0, low, high):
         """Fill the rows of `t` with the scores of the keys of ``[low, high)``, counted from the block's first."""
         row, column, panel = stride(a.key, 2), stride(a.key, 1), p.E * vector
-        for x in range(low - low % (2 * lanes), high, 2 * lanes):
-            for y in range(x, min(x + 2 * lanes, high), lanes):
+        for x in range(low - low % (PANELS * lanes), high, PANELS * lanes):
+            for y in range(x, min(x + PANELS * lanes, high), lanes):
                 count = min(lanes, p.S - j0 - y)
                 pack_keys(key + (j0 + y) * row, row, column, count, p.E, keys + (y - x) // lanes * panel, vector)
             r, scale = 0, number(p.scale)
@@ -163,17 +164,18 @@ def kernels(dtype, sizes):
                 store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
 
     @compiled
-    def attend(counter, plan, states, query, key, value, out, lse, prefix, start, stop, sink):
+    def attend(counter, plan, memory, query, key, value, out, lse, weights,
+               prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
         """Compute all chunks; where there are several, leave their states: maxima, sums, sums of weighted values."""
         p = read_numbers(plan)
         a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
-        floats = n * (p.E + block) + 2 * lanes * p.E + STEP * width
+        floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
         state_bytes = n * (width + 2) * size
-        memory = np.empty(floats * size + 8 * FIELDS * n + state_bytes + 64, np.uint8)
-        t = (memory.ctypes.data + 63) & -64
+        scratch = np.empty(floats * size + 8 * FIELDS * n + state_bytes + 64, np.uint8)
+        t = (scratch.ctypes.data + 63) & -64
         keys = t + n * block * size
-        values = keys + 2 * lanes * p.E * size
+        values = keys + PANELS * lanes * p.E * size
         queries = values + STEP * width * size
         own = queries + n * p.E * size
         rows = rows_at(own + state_bytes, n)
@@ -182,7 +184,7 @@ def kernels(dtype, sizes):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
             b, kv = unit // p.Hkv, unit % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
-            sums = own if chunks < 2 else states + task * state_bytes
+            sums = own if chunks < 2 else memory + task * state_bytes
             m = sums + n * width * size
             z = m + n * size
             for x in range(n * width):
@@ -211,22 +213,23 @@ def kernels(dtype, sizes):
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
             task = next_task(counter)
-        memory[0] = 0  # the addresses above are only good while `memory` lives
+        scratch[0] = 0  # the addresses above are only good while `scratch` lives
 
     @compiled
-    def merge(counter, plan, states, query, key, value, out, lse, prefix, start, stop, sink):
+    def merge(counter, plan, memory, query, key, value, out, lse, weights,
+              prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
         """Merge the states of all chunks and write the rows; a task is one key head."""
         p = read_numbers(plan)
         a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         state_bytes = n * (width + 2) * size
-        memory = np.empty(8 * FIELDS * n, np.uint8)
-        rows = rows_at(memory.ctypes.data, n)
+        scratch = np.empty(8 * FIELDS * n, np.uint8)
+        rows = rows_at(scratch.ctypes.data, n)
         task = next_task(counter)
         while task < p.B * p.Hkv:
             b, kv = task // p.Hkv, task % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
-            first = states + task * chunks * state_bytes
+            first = memory + task * chunks * state_bytes
             for r in range(n):
                 sums, m, z = first + r * width * size, first + (n * width + r) * size, first + (n * width + n + r) * size
                 for other in range(state_bytes, chunks * state_bytes, state_bytes):
@@ -240,6 +243,6 @@ def kernels(dtype, sizes):
                         store(sums + d, load(sums + d) * keep + load(sums + other + d) * gain)
                 write_row(p, a, b, rows, r, m, z, sums)
             task = next_task(counter)
-        memory[0] = 0
+        scratch[0] = 0
 
     return attend, merge

@@ -25,7 +25,10 @@ def transposing(source, target, working, lanes):
         if a_column == a_size:
             done = width - width % lanes
             for e in range(0, done, lanes):
-                square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
+                if rows == lanes:  # the common case, in which no address needs a comparison
+                    square(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
+                else:
+                    square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
         for e in range(done, width):
             for x in range(lanes):
                 store(b + e * b_row + x * b_size, load(a + min(x, rows - 1) * a_row + e * a_column))

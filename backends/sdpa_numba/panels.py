@@ -47,26 +47,27 @@ def packing(dtype, sizes):
         store(target + p.block_bytes - 64, np.int64(finite))
 
     @compiled
-    def pack(counter, plan, packed, query, key, value):
+    def pack(counter, plan, memory, query, key, value, out, lse, weights,
+             prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
         """Pack all blocks; a task is one block."""
         p, a = read_numbers(plan), Arrays(query, key, value, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         blocks = (p.S + block - 1) // block
         task = next_task(counter)
         while task < p.B * p.Hkv * blocks:
             unit = task // blocks
-            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
+            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, memory + task * p.block_bytes)
             task = next_task(counter)
 
     return pack_block, pack
 
 
 @cache
-def kernel(dtype, sizes, score_mod=None):
-    """Return the kernel for this type; a task is one strip of query rows."""
+def kernel(dtype, sizes, general, score_mod):
+    """Return the kernel for this type, without what only `general` problems need; a task is one strip of query rows."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     block, chunk, tile_rows, widest = sizes.block, sizes.chunk, sizes.tile_rows, sizes.tile_vectors * sizes.lanes
     nothing, store = number(-np.inf), storer(acc)
-    place_queries, attend_block, weigh_block, write_rows = tiles.functions(dtype, sizes, score_mod)
+    place_queries, attend_block, weigh_block, write_rows = tiles.functions(dtype, sizes, general, score_mod)
     pack_block, _ = packing(dtype, sizes)
     _, _, absorb, _ = softmax.functions(sizes)
 
@@ -115,21 +116,21 @@ def kernel(dtype, sizes, score_mod=None):
             tile = tile_at(p, states, index, first)
             low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
             if low < high:
-                if weigh:
+                if general and weigh:
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
                 else:
                     attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
 
     @compiled
-    def attend(counter, plan, packed, query, key, value, out, lse, weights,
+    def attend(counter, plan, memory, query, key, value, out, lse, weights,
                prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
         """Compute all strips: output, lse and weights, as far as they have somewhere to go."""
         p = read_numbers(plan)
         a = Arrays(query, key, value, out, lse, weights, prefix, start, stop, dense, bias, slopes, position, sink)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         work_bytes = (lanes + 2) * widest * size
-        memory = np.empty(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p), np.uint8)
-        t = (memory.ctypes.data + 63) & -64
+        scratch = np.empty(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p), np.uint8)
+        t = (scratch.ctypes.data + 63) & -64
         work = t + block * widest * size
         own = work + work_bytes
         states = own + p.block_bytes
@@ -146,13 +147,15 @@ def kernel(dtype, sizes, score_mod=None):
                 seen = span(tile.rows, tile.vectors * lanes)
                 low, high = min(low, seen[0]), max(high, seen[1])
                 gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
-            for weigh in range(2 if weights else 1):
+            for weigh in range(2 if general and weights else 1):
                 for chunk0 in range(low - low % chunk, high, chunk):
                     for j0 in range(max(chunk0, low - low % block), min(chunk0 + chunk, high), block):
                         if gap_start <= j0 and j0 + block <= gap_stop:
                             continue
-                        keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes if packed else own
-                        if not packed:
+                        keys = own
+                        if p.packed:
+                            keys = memory + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
+                        else:
                             pack_block(p, a, b, kv, j0, own)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
                     if p.S > chunk and not weigh:
@@ -165,6 +168,6 @@ def kernel(dtype, sizes, score_mod=None):
                     for index in range(first, last):
                         write_rows(p, a, b, tile_at(p, states, index, first))
             task = next_task(counter)
-        memory[0] = 0  # the addresses above are only good while `memory` lives
+        scratch[0] = 0  # the addresses above are only good while `scratch` lives
 
     return attend

@@ -1,21 +1,25 @@
-"""What is decided once for a shape, a type and options: sizes of tiles, division into tasks, numbers for the kernels."""
+"""What is decided once for a shape, a type and options: kernels, their tasks, and the numbers that they are told."""
 
 import platform
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
 
 NUMBERS = np.dtype(
     [(name, np.int64) for name in (
-        "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",
-        "fold", "regular", "units", "tiles", "strip", "strips", "block_bytes",
-        "modified", "bias_code", "bias_drops", "seed_low", "seed_high", "dropout_threshold",
+        "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",  # as in the problem
+        "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are evenly spaced
+        "tiles", "strip", "strips",  # tiles of a unit, tiles of a strip, strips of a unit
+        "block_bytes", "packed",  # size of a packed block, whether all blocks are packed beforehand
+        "bias_code", "bias_drops", "seed_low", "seed_high", "dropout_threshold",
     )]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor")]
 )  # fmt: skip
-FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
+FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
+STRIP = 8  # tiles that share a pass over the keys
 
 
 class Sizes(NamedTuple):
@@ -30,14 +34,24 @@ class Sizes(NamedTuple):
     chunk: int = 1024
 
 
-def sizes_for(acc, register_bytes, registers):
+class Plan(NamedTuple):
+    """What one call does: every kernel in `stages` with its number of tasks, on the same arguments."""
+
+    numbers: np.ndarray[Any, Any]  # what lies at `address`
+    address: int
+    stages: tuple[tuple[Callable[..., None], int], ...]
+    memory: int  # bytes that the stages share
+    bare: bool  # whether query, key and value are all there is
+
+
+def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:
     """Return the sizes for a processor with this many vector registers of this length."""
     lanes = register_bytes // np.dtype(acc).itemsize
     tile_rows = 8 if registers >= 32 else 4
     return Sizes(acc, lanes, tile_rows, max(lanes, tile_rows))
 
 
-def host_registers():
+def host_registers() -> tuple[int, int]:
     """Return the length in bytes and the number of this processor's vector registers."""
     if platform.machine().lower() in ("arm64", "aarch64"):
         return 16, 32
@@ -47,54 +61,49 @@ def host_registers():
     return (32, 16) if features.get("avx") else (16, 16)
 
 
-class Plan(NamedTuple):
-    """The numbers of a problem (kept alive for `address`), and how the work is divided."""
+def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -> Plan:
+    """Return the plan for what is wanted; `final` says that the bias holds the scores, of which -inf drops no key."""
+    from . import decode, panels  # they take their numbers and sizes from here
 
-    numbers: np.ndarray
-    address: int
-    sizes: Sizes
-    tasks: int
-    pack_tasks: int
-    packed_bytes: int
-    units: int
-    chunks: int
-    state_bytes: int
-
-
-def plan(problem, final=False):
-    """Return the plan of a problem without a rule or a function that must be evaluated in NumPy."""
     sizes = sizes_for(problem.acc_dtype.name, *host_registers())
+    lanes = sizes.lanes * sizes.tile_vectors
+    B, Hkv, L, S, group = problem.B, problem.Hkv, problem.L, problem.S, problem.group
+    size, blocks, chunks = problem.acc_dtype.itemsize, -(-S // sizes.block), max(1, -(-S // sizes.chunk))
+    fold = group if lanes > L else 1
+    units, tiles = B * (problem.Hq // fold), -(-fold * L // lanes)
+    strips = -(-tiles // STRIP)
+    packed = strips * (group // fold) > 1
+    block_bytes = sizes.block * (problem.E + problem.Ev + -problem.Ev % sizes.tile_rows) * size
+    block_bytes += -block_bytes % 64 + 64
+
     numbers = np.zeros(1, NUMBERS)
     n = numbers[0]
     for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "scale"):
         n[name] = getattr(problem, name)
-    widest = sizes.lanes * sizes.tile_vectors
-    L, S = problem.L, problem.S
-    fold = problem.group if L < widest else 1
-    rows = L * fold
-    tiles = -(-rows // widest)
-    strip = min(tiles, 8)
-    strips = -(-tiles // strip) if tiles else 0
-    width = problem.Ev + -problem.Ev % sizes.tile_rows
-    itemsize = problem.acc_dtype.itemsize
-    block_bytes = sizes.block * (problem.E + width) * itemsize
-    n["fold"], n["regular"], n["units"] = fold, fold == 1 or L == 1, problem.B * (problem.Hq // fold)
-    n["tiles"], n["strip"], n["strips"] = tiles, strip, strips
-    n["block_bytes"] = block_bytes + -block_bytes % 64 + 64
-    n["softcap"] = problem.softcap or 0
-    n["modified"] = any(
-        part is not None for part in (problem.bias, problem.dense, problem.slopes, problem.score_mod)
-    )
-    n["bias_drops"] = not final
+    n["fold"], n["units"], n["regular"] = fold, units, fold == 1 or L == 1
+    n["tiles"], n["strip"], n["strips"] = tiles, min(tiles, STRIP), strips
+    n["block_bytes"], n["packed"] = block_bytes, packed
+    n["softcap"], n["bias_drops"] = problem.softcap or 0, not final
     if problem.bias is not None:
         n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
     if problem.dropout is not None:
         n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
         n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
-    blocks = problem.B * problem.Hkv * -(-S // sizes.block)
-    prepack = strips * (problem.group // fold) > 1
-    few = L * problem.group <= FEW_ROWS and not n["modified"] and problem.dropout is None
-    kv_units, chunks = problem.B * problem.Hkv, max(1, -(-S // sizes.chunk)) if few else 0
-    states = kv_units * chunks * rows * (problem.Ev + sizes.panel + 2) * itemsize if chunks > 1 else 0
-    return Plan(numbers, numbers.ctypes.data, sizes, int(n["units"]) * strips, blocks if prepack else 0,
-                blocks * int(n["block_bytes"]) if prepack else 0, kv_units, chunks, states)  # fmt: skip
+
+    changes = (problem.dense, problem.bias, problem.slopes, score_mod, problem.dropout)
+    simple = all(change is None for change in changes) and "weights" not in want
+    memory, dtype = 0, problem.dtype.name
+    if simple and L * group <= FEW_ROWS and "output" in want:
+        attend, merge = decode.kernels(dtype, sizes)
+        stages = [(attend, B * Hkv * chunks)]
+        if chunks > 1:
+            stages.append((merge, B * Hkv))
+            memory = B * Hkv * chunks * group * L * (problem.Ev + sizes.panel + 2) * size
+    else:
+        general = not simple or problem.softcap is not None
+        stages = [(panels.kernel(dtype, sizes, general, score_mod), units * strips)]
+        if packed:
+            stages.insert(0, (panels.packing(dtype, sizes)[1], B * Hkv * blocks))
+            memory = B * Hkv * blocks * block_bytes
+    bare = simple and problem.intervals is None and problem.sink is None
+    return Plan(numbers, numbers.ctypes.data, tuple(stages), memory, bare)

@@ -102,7 +102,7 @@ def functions(sizes, score_mod):
         across, n = vectors * vector, vectors * lanes
         if p.softcap:
             cap(p, t, t + (high - low) * across)
-        if not p.modified:
+        if score_mod is None and not (a.bias or a.slopes or a.dense):
             return
         for j in range(low, high, lanes):
             count = min(lanes, high - j)

@@ -97,31 +97,67 @@ def call(builder, name, *arguments):
     return builder.call(function, arguments)
 
 
-def read(builder, address, source, target, lanes=None):
-    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`.
+def fetch(builder, address, source, lanes=None):
+    """Return what lies at `address`, as it is stored: a scalar or a vector."""
+    kind = ir.VectorType(LLVM[source], lanes) if lanes else LLVM[source]
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = itemsize(source)
+    return value
+
+
+def widen(builder, value, source, target):
+    """Return a fetched value as a number of type `target`.
 
     A boolean becomes 0 or 1. A finite float64 beyond float32 becomes the largest float32.
     """
+    lanes = value.type.count if isinstance(value.type, ir.VectorType) else None
     shape = (lambda kind: ir.VectorType(kind, lanes)) if lanes else (lambda kind: kind)
 
     def constant(kind, x):
         return splat_value(builder, ir.Constant(kind, x), lanes) if lanes else ir.Constant(kind, x)
 
-    value = builder.load(builder.inttoptr(address, shape(LLVM[source]).as_pointer()))
-    value.align = itemsize(source)
+    if source == target:
+        return value
     if source == "bool":
         return builder.uitofp(value, shape(LLVM[target]))
     if source == "bfloat16":
         value = builder.shl(builder.zext(value, shape(I32)), constant(I32, 16))
-        value, source = builder.bitcast(value, shape(LLVM["float32"])), "float32"
-    if itemsize(source) > itemsize(target):
-        for largest, outside in ((3.4028234663852886e38, ">"), (-3.4028234663852886e38, "<")):
-            limit, infinite = constant(LLVM[source], largest), constant(LLVM[source], largest * np.inf)
-            beyond = builder.fcmp_ordered(outside, value, limit)
-            finite = builder.fcmp_ordered("!=", value, infinite)
-            value = builder.select(builder.and_(beyond, finite), limit, value)
-        return builder.fptrunc(value, shape(LLVM[target]))
-    return value if source == target else builder.fpext(value, shape(LLVM[target]))
+        return widen(builder, builder.bitcast(value, shape(LLVM["float32"])), "float32", target)
+    if itemsize(source) < itemsize(target):
+        return builder.fpext(value, shape(LLVM[target]))
+    for largest, outside in ((3.4028234663852886e38, ">"), (-3.4028234663852886e38, "<")):
+        limit, infinite = constant(LLVM[source], largest), constant(LLVM[source], largest * np.inf)
+        beyond = builder.and_(builder.fcmp_ordered(outside, value, limit), builder.fcmp_ordered("!=", value, infinite))
+        value = builder.select(beyond, limit, value)
+    return builder.fptrunc(value, shape(LLVM[target]))
+
+
+def read(builder, address, source, target, lanes=None):
+    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`."""
+    return widen(builder, fetch(builder, address, source, lanes), source, target)
+
+
+def join(builder, parts):
+    """Return the vector that holds the equally long `parts` one behind the other."""
+    while len(parts) > 1:
+        order = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [builder.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def exchange(builder, rows):
+    """Return `rows` with every square of as many columns transposed."""
+    lanes, distance = rows[0].type.count, len(rows) // 2
+    while distance:
+        first = [i if not i & distance else lanes + i - distance for i in range(lanes)]
+        second = [i + distance if not i & distance else lanes + i for i in range(lanes)]
+        orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in (first, second)]
+        for i in range(len(rows)):
+            if not i & distance:
+                pair = rows[i], rows[i + distance]
+                rows[i], rows[i + distance] = (builder.shuffle_vector(*pair, order) for order in orders)
+        distance //= 2
+    return rows
 
 
 def write(builder, address, value, target):
@@ -307,18 +343,19 @@ def transposer(source, target, working, lanes, table=False):
             def listed(i):
                 return builder.add(read(builder, builder.add(a, I64(8 * i)), "int64", "int64"), a_row)
 
+            # pieces of 16 bytes are loaded to where they belong; only within them are numbers exchanged
+            piece = min(lanes, 16 // itemsize(working))
+            raw = "bfloat16" if source == "float16" else source  # LLVM joins integers well, and halves one by one
             begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
-            rows = [read(builder, address, source, working, lanes) for address in begin]
-            distance = lanes // 2
-            while distance:  # exchange the off-diagonal squares of ever smaller blocks
-                first = [i if not i & distance else lanes + i - distance for i in range(lanes)]
-                second = [i + distance if not i & distance else lanes + i for i in range(lanes)]
-                orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in (first, second)]
-                for i in range(lanes):
-                    if not i & distance:
-                        pair = rows[i], rows[i + distance]
-                        rows[i], rows[i + distance] = (builder.shuffle_vector(*pair, order) for order in orders)
-                distance //= 2
+            rows = []
+            for column in range(0, lanes, piece):
+                offset = I64(column * itemsize(source))
+                square = []
+                for k in range(piece):
+                    parts = [fetch(builder, builder.add(begin[i], offset), raw, piece) for i in range(k, lanes, piece)]
+                    stored = builder.bitcast(join(builder, parts), ir.VectorType(LLVM[source], lanes))
+                    square.append(widen(builder, stored, source, working))
+                rows += exchange(builder, square)
             for i in range(lanes):
                 write(builder, row(b, b_row, b_last, i), rows[i], target)
             return context.get_dummy_value()

@@ -1,18 +1,60 @@
 """Problems that no kernel takes as they are: a strip of query rows at a time, their rules are evaluated with NumPy."""
 
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numba
 import numpy as np
+from numba.core.errors import NumbaError
+from numba.extending import is_jitted
+
+from sdpa_ref.problem import Problem, Result
 
 NUMBERS_AT_ONCE = 2**22  # scores in a strip: what a rule makes of them stays in the cache and below 32 MiB
 
 
-def strips(problem):
-    """Return the row ranges to take one by one."""
+@lru_cache(maxsize=64)
+def compiled(score_mod: Callable[..., Any] | None, acc: str) -> Any:
+    """Return the user's function compiled for scores of type `acc`, None where there is none or Numba cannot."""
+    if score_mod is None:
+        return None
+    function = score_mod if is_jitted(score_mod) else numba.njit(score_mod)
+    try:
+        function.compile((getattr(numba, acc), *[numba.int64] * 4))
+    except (NumbaError, TypeError):
+        return None
+    return function
+
+
+def forward_in_strips(
+    problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]
+) -> Result:
+    """Return what is wanted, by `attend` for one strip of rows after the other."""
+    shape = problem.query.shape[:-1]
+    whole = Result(
+        problem.new_output() if "output" in want else None,
+        np.empty(shape, problem.acc_dtype) if "lse" in want else None,
+        np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
+    )
     rows = max(1, NUMBERS_AT_ONCE // max(1, problem.B * problem.Hq * problem.S))
-    return [(i, min(i + rows, problem.L)) for i in range(0, problem.L, rows)]
+    for i in range(0, problem.L, rows):
+        strip = problem.rows(i, min(i + rows, problem.L))
+        if score_mod is None and problem.score_mod is not None:
+            part = attend(with_scores(strip), want, final=True)
+        else:
+            part = attend(strip, want, score_mod)
+        for name in want:
+            target, source = getattr(whole, name), getattr(part, name)
+            if name == "lse":
+                target[..., i : i + rows] = source
+            else:
+                target[..., i : i + rows, :] = source
+    return whole
 
 
-def with_scores(problem):
-    """Return `problem` with its scores, as the user's function leaves them, in the place of the bias and no other rule."""
+def with_scores(problem: Problem) -> Problem:
+    """Return `problem` with the scores that the user's function makes in the place of the bias and all that led to them."""
     q, k, acc = problem.query, problem.key, problem.acc_dtype
     grouped = (*problem.batch, problem.Hkv, problem.group, problem.L, problem.E)
     shape = (*problem.batch, problem.Hq, problem.L, problem.S)
@@ -21,7 +63,7 @@ def with_scores(problem):
         s = s.reshape(shape) * acc.type(problem.scale)
         if problem.softcap is not None:
             s = np.tanh(s / acc.type(problem.softcap)) * acc.type(problem.softcap)
-        keep = True if problem.dense is None else problem.dense
+        keep: Any = True if problem.dense is None else problem.dense
         if problem.bias is not None:
             bias, largest = problem.bias.astype(np.float64), float(np.finfo(acc).max)
             keep = keep & (bias != -np.inf)
@@ -29,8 +71,9 @@ def with_scores(problem):
         if problem.slopes is not None:
             distance = np.abs(problem.positions[..., None, :, None] - np.arange(problem.S))
             s -= (problem.slopes[:, None, None] * distance).astype(acc)
-        indices = np.ogrid[: problem.B, : problem.Hq, problem.first_row : problem.first_row + problem.L, : problem.S]
-        s = problem.score_mod(s.reshape(problem.B, *shape[-3:]), *indices)
+        first = problem.first_row
+        indices = np.ogrid[: problem.B, : problem.Hq, first : first + problem.L, : problem.S]
+        s = problem.score_mod(s.reshape(problem.B, *shape[-3:]), *indices)  # type: ignore[misc]
         s = np.broadcast_to(np.asarray(s, acc), (problem.B, *shape[-3:])).reshape(shape)
     return problem._replace(
         query=q[..., :0], key=k[..., :0], E=0, scale=1.0, softcap=None, bias=s, slopes=None, positions=None,

@@ -54,7 +54,7 @@ def multiplier(sizes, accumulate):
 
 
 @cache
-def functions(dtype, sizes, score_mod):
+def functions(dtype, sizes, general, score_mod):
     """Return ``place_queries``, ``attend_block``, ``weigh_block`` and ``write_rows`` for tiles of this type."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     panel, block, tile_rows = sizes.panel, sizes.block, sizes.tile_rows
@@ -92,7 +92,8 @@ def functions(dtype, sizes, score_mod):
             x_keys = keys + (x - x % panel) * p.E * size + x % panel * size
             make_scores(tile.vectors, x_keys, panel * size, tile.queries, t + x * across, p.E, number(p.scale))
         start = t + (low - j0) * across
-        adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
+        if general:
+            adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
         if not complete:
             mask(tile.rows, tile.vectors, start, low, high, work)
 
@@ -117,7 +118,7 @@ def functions(dtype, sizes, score_mod):
         here = t + (bottom - j0) * across
         if update(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
-        if p.dropout_threshold:
+        if general and p.dropout_threshold:
             thin(p, b, tile.rows, tile.vectors, here, bottom, top)
         values = keys + block * p.E * size
         if (a.dense or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
@@ -134,7 +135,7 @@ def functions(dtype, sizes, score_mod):
         score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
         here = t + (bottom - j0) * across
         weigh(tile.vectors, here, top - bottom, tile.whole_m, tile.factor)
-        if p.dropout_threshold:
+        if general and p.dropout_threshold:
             thin(p, b, tile.rows, tile.vectors, here, bottom, top)
         weights = batch(a.weights, 3, a.query, b)
         for r in range(tile.count):

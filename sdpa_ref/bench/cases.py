@@ -114,9 +114,8 @@ def inputs(case: Case) -> Inputs:
     query, key, value = (rng.standard_normal((case.B, *size, case.E), np.float32).astype(case.dtype) for size in sizes)
     keep = None
     if case.peers and case.mask == "window":
-        keep = (
-            sdpa_ref.Window(WINDOW - 1, 0).dense(case.L, case.S)[None, None].copy()
-        )  # because peers want to be able to write
+        dense = sdpa_ref.Window(WINDOW - 1, 0).dense(case.L, case.S)
+        keep = dense[None, None].copy()  # some peers refuse what cannot be written to
     elif case.mask == "padding":
         keep = (np.arange(case.S) < case.lengths[:, None])[:, None, None]
     return Inputs(query, key, value, keep)

@@ -70,10 +70,12 @@ def run(options: argparse.Namespace) -> int:
     """Print what was measured; the exit code is 1 where a backend is wrong."""
     _needs("rich", "cli", not options.json)
     _needs("matplotlib", "plot", options.out is not None)
+    if options.out is not None and not options.out.parent.is_dir():
+        raise UsageError(f"--out {options.out}: there is no such directory")
     from sdpa_ref.bench import report
 
     result = _measure(options)
-    if options.out is not None:
+    if options.out is not None and any("ratio" in row for row in result["cases"]):
         try:
             report.chart(result, options.out)
         except OSError as error:

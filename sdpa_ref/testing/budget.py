@@ -1,6 +1,6 @@
 """How far a result may lie from the reference: a bound with a derivation, and a tight empirical figure beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,8 +30,8 @@ class Budget:
     empirical : float
         ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error.
     modest : bool
-        Whether the empirical figure is asked for too: when no score exceeds 8 and there are 256 numbers or more, so that
-        the straight formula's error is not small by luck.
+        Whether the empirical figure is asked for too: when no score exceeds 8 and there are 256 numbers or more, so
+        that the straight formula's error is not small by luck.
     """
 
     expected: Array
@@ -39,6 +39,10 @@ class Budget:
     bound: Array
     empirical: float
     modest: bool
+
+    def __getitem__(self, index: Any) -> "Budget":
+        """Return the budget of some of the numbers, by the bound alone."""
+        return replace(self, expected=self.expected[index], bound=self.bound[index], modest=False)
 
     @property
     def limit(self) -> Array:

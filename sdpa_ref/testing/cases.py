@@ -77,16 +77,16 @@ def case(
     seed : int
         For everything that is drawn: the numbers, the entries of masks, which axes broadcast.
     batch : tuple of int, or None
-        Leading axes; None for arrays without a head axis (with heads ``(1, 1)``).
+        Leading axes; None for arrays without a head axis, whatever `heads` says.
     heads : tuple of int
         Hq and Hkv.
     L, S, E, Ev : int
     dtype : str
         One of float16, bfloat16, float32, float64.
     numbers : str
-        One of `NUMBERS`: "needles" makes each query a scaled copy of one key (the first, the last, one at the edge of a tile, or
-        any), "huge" makes scores of 1e5, "ties" draws keys from two vectors, "integers" has exact answers, "low" has lse far below
-        -88, "one key" hides all other keys behind it, "tiny" has subnormal values.
+        One of `NUMBERS`: "needles" makes each query a scaled copy of one key (the first, the last, one at the edge of a
+        tile, or any), "huge" makes scores of 1e5, "ties" draws keys from two vectors, "integers" has small integers,
+        "low" an lse far below -88, "one key" hides the others behind it, and "tiny" has values that 16 bits hold badly.
     memory : str
         One of `MEMORIES`: how the arrays lie there.
     mask : tuple of str
@@ -116,7 +116,7 @@ def case(
     """
     recipe = _recipe(seed, {k: v for k, v in locals().items() if k != "seed"})
     rng = np.random.default_rng(seed)
-    lead = batch or ()
+    lead, heads = batch or (), (1, 1) if batch is None else heads
     numbers_drawn = _numbers(rng, numbers, lead, heads, L, S, E, Ev)
     whole = rng.integers(2)  # query or key has all leading axes, so that those of the weights are known
     arrays = [array if n == whole else _broadcast_some(rng, array, lead) for n, array in enumerate(numbers_drawn)]

@@ -15,10 +15,6 @@ Words = dict[str, Any]
 Draw = Callable[[np.random.Generator, Capabilities], Any]
 _WORK = 1 << 21  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
-_SIMPLEST: Words = {
-    "batch": (), "heads": (1, 1), "dtype": "float32", "numbers": "normal", "memory": "plain", "mask": (), "bias": (),
-    "scale": None, "softcap": None, "sink": None, "dropout": 0.0, "score_mod": False, "layout": "HLE",
-}  # fmt: skip
 
 
 def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any]) -> Words:
@@ -70,7 +66,7 @@ def fitted(given: Case, claims: Capabilities) -> Case:
     if not claims.layouts == ("HLE", "LHE") and options.get("layout") == claims.layouts[0] == "HLE":
         del options["layout"]
     mask = options.get("mask")
-    if mask is not None and not (isinstance(mask, np.ndarray) and claims.mask_rows) and not _taken(given, claims):
+    if mask is not None and not _taken(given, claims):
         options["mask"] = dense(*arrays, options)
         if not _has_alibi(options):
             options.pop("query_offset", None)
@@ -114,10 +110,10 @@ def parse(recipe: str) -> tuple[Words, int]:
     return words, seed
 
 
-def simpler(words: Words) -> Iterator[Words]:
-    """Yield words that are simpler in one thing, the boldest first."""
-    for name, simplest in _SIMPLEST.items():
-        if name in words and words[name] != simplest and not (name == "batch" and words[name] is None):
+def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
+    """Yield words that are simpler in one thing and still claimed, the boldest first."""
+    for name, simplest in _simplest(claims).items():
+        if name in words and words[name] != simplest:
             yield words | {name: simplest}
             if name == "heads" and words[name][0] > words[name][1] > 1:
                 yield words | {name: (words[name][0] // words[name][1], 1)}
@@ -203,12 +199,34 @@ def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
     return str(rng.choice(("number", "heads")))
 
 
+def _simplest(claims: Capabilities) -> Words:
+    """Return the simplest claimed word for everything but the lengths."""
+    rank = min((rank for rank in claims.ranks if rank > 2), default=2)
+    return {
+        "batch": (1,) * (rank - 3) if rank > 2 else None,
+        "heads": (1, 1),
+        "dtype": "float32" if "float32" in claims.dtypes else claims.dtypes[0],
+        "layout": claims.layouts[0],
+        **{
+            "numbers": "normal",
+            "memory": "plain",
+            "mask": (),
+            "bias": (),
+            "scale": None,
+            "softcap": None,
+            "sink": None,
+        },
+        **{"dropout": 0.0, "score_mod": False},
+    }
+
+
 def _taken(given: Case, claims: Capabilities) -> bool:
     """Return whether the target takes the mask of the case as it is."""
     words = parse(given.recipe)[0]
     names = [word.lstrip("&|~") for word in words.get("mask", ())]
     single = len(names) == 1 and "~" not in words["mask"][0]
-    known = all(name in claims.masks if name in OBJECTS else claims.mask for name in names)
+    arrays = claims.mask and (claims.mask_rows or not single)
+    known = all(name in claims.masks if name in OBJECTS else arrays for name in names)
     aligned = "query_offset" not in given.options or words.get("offset", "start") in claims.offsets
     return known and aligned and (single or claims.mask_algebra)
 

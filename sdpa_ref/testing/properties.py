@@ -17,7 +17,7 @@ from sdpa_ref.testing.cases import Array, Case, poisoned
 from sdpa_ref.testing.compare import assert_same_bits
 from sdpa_ref.testing.gradients import gradient_budget
 from sdpa_ref.testing.judge import Failure, against, called, judged
-from sdpa_ref.testing.target import Target
+from sdpa_ref.testing.target import Target, merged
 
 Check = Callable[[Target, Case], Failure | None]
 _LONG = (255, 257, 500, 512, 513, 777, 1000, 1023, 1024, 1025, 1600, 2048)
@@ -71,7 +71,7 @@ def keeps_constants(target: Target, case: Case) -> Failure | None:
 
 def returns_lse(target: Target, case: Case) -> Failure | None:
     """Return the failure of an lse, or of the output beside it."""
-    got = called(_claimed(target.state), case, *case.arrays, **case.options)
+    got = called(target.state, case, *case.arrays, **case.options)
     if isinstance(got, Failure):
         return got
     return judged(got[0], case, target.capabilities) or judged(got[1], case, target.capabilities, "lse")
@@ -79,7 +79,7 @@ def returns_lse(target: Target, case: Case) -> Failure | None:
 
 def returns_weights(target: Target, case: Case) -> Failure | None:
     """Return the failure of the weights."""
-    got = called(_claimed(target.weights), case, case.query, case.key, **case.options)
+    got = called(target.weights, case, case.query, case.key, **case.options)
     return judged(got, replace(case, value=case.key), target.capabilities, "weights")
 
 
@@ -97,10 +97,10 @@ def merges(target: Target, case: Case) -> Failure | None:
         options = plain | {"mask": mask[..., start:stop]}
         if bias is not None:
             options["bias"] = bias[..., start:stop]
-        part = called(_claimed(target.state), whole, case.query, key, value, **options)
+        part = called(target.state, whole, case.query, key, value, **options)
         if isinstance(part, Failure):
             return part
-        total = part if total is None else called(_claimed(target.merge), whole, total, part)
+        total = part if total is None else called(target.merge or merged, whole, total, part)
         if isinstance(total, Failure):
             return total
     if total is None:
@@ -114,7 +114,7 @@ def differentiates(target: Target, case: Case) -> Failure | None:
     problem_output = sr.sdpa(*case.arrays, backend="reference", **case.options)
     rng = np.random.default_rng(problem_output.size)
     grad_output = rng.standard_normal(problem_output.shape).astype(problem_output.dtype)
-    got = called(_claimed(target.vjp), case, *case.arrays, grad_output, **case.options)
+    got = called(target.vjp, case, *case.arrays, grad_output, **case.options)
     if isinstance(got, Failure):
         return got
     budgets = gradient_budget(*case.arrays, grad_output, **case.options)
@@ -252,12 +252,6 @@ def _same(got: Array, expected: Array, case: Case, than: str) -> Failure | None:
             return Failure(case, message)
         return Failure(case, message, "output", wide(expected), wide(got), np.zeros(got.shape))
     return None
-
-
-def _claimed(function: Callable[..., Any] | None) -> Callable[..., Any]:
-    if function is None:
-        raise TypeError("the target claims what it has no function for")
-    return function
 
 
 def _length_axis(case: Case) -> int:

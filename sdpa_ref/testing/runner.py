@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sdpa_ref.testing import draws, power
+from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.judge import Declined, Failure
 from sdpa_ref.testing.power import Sight
@@ -195,7 +196,7 @@ def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failur
     smaller = True
     while smaller:
         smaller = False
-        for fewer, other in _candidates(words, seed):
+        for fewer, other in _candidates(words, seed, target.capabilities):
             if time.monotonic() > end:
                 return failure
             found = _fails(target, law, fewer, other)
@@ -205,9 +206,9 @@ def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failur
     return failure
 
 
-def _candidates(words: draws.Words, seed: int) -> Iterable[tuple[draws.Words, int]]:
+def _candidates(words: draws.Words, seed: int, claims: Capabilities) -> Iterable[tuple[draws.Words, int]]:
     """Yield simpler words, each with the seed that failed and with the smallest seeds."""
-    return ((fewer, other) for fewer in draws.simpler(words) for other in dict.fromkeys((seed, 0, 1, 2)))
+    return ((fewer, other) for fewer in draws.simpler(words, claims) for other in dict.fromkeys((seed, 0, 1, 2)))
 
 
 def _fails(target: Target, law: Property, words: draws.Words, seed: int) -> Failure | None:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for attention: they draw shapes, words and a seed, and `sdpa_ref.testing.cases` makes the arrays."""
+"""Hypothesis strategies for attention: they draw shapes, words and a seed; `sdpa_ref.testing.cases` makes the arrays."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -46,7 +46,7 @@ def cases(**words: Any) -> SearchStrategy[Case]:
     >>> check()
     """
     drawn: dict[str, SearchStrategy[Any]] = {
-        "batch": st.sampled_from([(), (2,), (1,), (2, 3), (0,)]),
+        "batch": st.sampled_from([(), (2,), None, (1,), (2, 3), (0,)]),
         "heads": st.sampled_from([(1, 1), (2, 2), (2, 1), (6, 2), (0, 0)]),
         "L": lengths(),
         "S": lengths(),

@@ -8,7 +8,7 @@ an option that is not set is not passed, and an option that is not claimed is ne
 - ``weights(query, key, **options) -> weights (..., Hq, L, S)``, optional;
 - ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, perhaps with
   ``grad_lse=``; the last two are None for what was not given;
-- ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional.
+- ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional; `AttentionState` stands in.
 
 A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
 
@@ -79,6 +79,12 @@ class Target:
     merge: Callable[..., Any] | None = None
     about: str = ""
 
+    def __post_init__(self) -> None:
+        claims = self.capabilities
+        for claim, function in (("lse", "state"), ("weights", "weights"), ("gradients", "vjp")):
+            if getattr(claims, claim) and getattr(self, function) is None:
+                raise ValueError(f"{self.name} claims {claim} but has no function {function!r}")
+
 
 def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
     """Return the target that a word names, with other claims where `capabilities` are given.
@@ -110,7 +116,16 @@ def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
             f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters "
             f"{', '.join(ADAPTERS)}, and your own as module:name or file.py:name"
         )
-    return target if capabilities is None else replace(target, capabilities=capabilities)
+    try:
+        return target if capabilities is None else replace(target, capabilities=capabilities)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+
+
+def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the state over the union of two disjoint sets of keys."""
+    both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
+    return both.output, both.lse
 
 
 def _of_backend(name: str) -> Target:
@@ -125,10 +140,6 @@ def _of_backend(name: str) -> Target:
         both = sdpa_ref.sdpa_state(*arrays, backend=name, **options)
         return both.output, both.lse
 
-    def merge(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-        both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
-        return both.output, both.lse
-
     has_gradients = hasattr(backend, "vjp")
     return Target(
         name=name,
@@ -137,7 +148,7 @@ def _of_backend(name: str) -> Target:
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
-        merge=merge,
+        merge=merged,
         about=f"a backend of sdpa_ref {sdpa_ref.__version__}",
     )
 
@@ -187,7 +198,7 @@ def _of_object(word: str, found: Any, capabilities: Capabilities | None) -> Targ
             claims = Capabilities.of(claims)
         except ValueError as error:
             raise TargetError(f"{word}: {error}") from None
-    return Target(word, found, claims)
+    return Target(word, found, claims)  # its other functions are those of a Target
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

@@ -69,8 +69,8 @@ def solved(rng, arrays, options, leaves, output, lse=None, weights=None):
     if lse is not None:
         incoming["grad_lse"] = rng.standard_normal(lse.shape)
         loss = loss + (lse.masked_fill(lse == -torch.inf, 0.0) * torch.from_numpy(incoming["grad_lse"])).sum()
-    found = iter(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
-    gradients = [None if leaf is None else next(found).numpy() for leaf in leaves]
+    found = iter(torch.autograd.grad(loss, [x for x in leaves if x is not None]))
+    gradients = [None if x is None else next(found).numpy() for x in leaves]
     results = (None if result is None else result.detach().numpy() for result in (output, lse, weights))
     return Solved(arrays, options, *results, incoming, gradients)
 

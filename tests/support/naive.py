@@ -1,4 +1,4 @@
-"""Attention one scalar at a time, and the inputs of the tests: written from the specification, shares nothing with the code."""
+"""Attention one scalar at a time, written from the specification: it shares nothing with the code."""
 
 import math
 
@@ -14,7 +14,9 @@ def qkv(dtype=np.float64, seed=0, **sizes):
     return [rng.standard_normal(shape).astype(dtype) for shape in ((B, Hq, L, E), (B, Hkv, S, E), (B, Hkv, S, Ev))]
 
 
-def attention(query, key, value, *, keep=None, bias=None, scale=None, softcap=None, sink=None, score_mod=None, dropout=None):
+def attention(
+    query, key, value, *, keep=None, bias=None, scale=None, softcap=None, sink=None, score_mod=None, dropout=None
+):
     """Return output, lse and weights in float64; `keep` and `bias` are (B, Hq, L, S), `dropout` is (p, seed)."""
     (B, Hq, L, E), (Hkv, S, Ev) = query.shape, value.shape[1:]
     output, lse, weights = np.zeros((B, Hq, L, Ev)), np.full((B, Hq, L), -np.inf), np.zeros((B, Hq, L, S))

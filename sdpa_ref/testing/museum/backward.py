@@ -98,7 +98,7 @@ def d_sink(p: Pieces, call: Call) -> Array:
     """Return the gradient by the sink of each head."""
     sink = np.broadcast_to(np.asarray(call.sink, call.acc), call.shape[1:2])[:, None, None]
     share = np.where(p.lse == -np.inf, 0, np.exp(sink - p.lse))
-    total: Array = np.where(share == 0, 0, share * (p.d_lse - row_sum(p))).sum((0, 2, 3))
+    total: Array = np.where(share == 0, 0, share * (p.d_lse - row_sum(p))).sum((0, 2, 3), dtype=np.float64)
     return total
 
 

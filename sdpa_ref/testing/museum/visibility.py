@@ -11,6 +11,9 @@ from sdpa_ref.masks.algebra import All, AnyOf, BooleanArray, Not
 from sdpa_ref.testing.museum.arguments import Array, Call, documents
 
 
+_FAR = 1 << 40  # a bound that no key is beyond
+
+
 class At(NamedTuple):
     """Indices that broadcast to the scores ``(B, Hq, L, S)``.
 
@@ -75,8 +78,8 @@ def _ids(ids: Array, call: Call) -> Array:
 
 
 def _window(m: Any, at: At, call: Call) -> Array:
-    after = True if m.left is None else at.j >= at.p - m.left
-    return after & (True if m.right is None else at.j <= at.p + m.right)  # type: ignore[return-value]
+    left, right = (_FAR if bound is None else bound for bound in (m.left, m.right))
+    return (at.p - left <= at.j) & (at.j <= at.p + right)
 
 
 def _packed(m: Any, at: At, call: Call) -> Array:
