@@ -97,7 +97,7 @@ class Problem(NamedTuple):
     blockwise: bool
     as_given: bool  # whether the canonical views are the caller's arrays themselves
     first_row: int
-    plans: dict[str, Any]
+    plans: dict[Any, Any]
 
     @staticmethod
     def of(

@@ -12,11 +12,6 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 _OWN = "SDPA_REF_NUM_THREADS"
 
 
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def results(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return, one by one, what a new process measures, whose libraries all use ``order["threads"]`` threads.
 

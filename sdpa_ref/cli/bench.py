@@ -75,15 +75,17 @@ def run(options: argparse.Namespace) -> int:
     from sdpa_ref.bench import report
 
     result = _measure(options)
-    if options.out is not None and any("ratio" in row for row in result["cases"]):
-        try:
-            report.chart(result, options.out)
-        except OSError as error:
-            raise Failure(f"cannot write {options.out}: {error.strerror}") from None
     if options.json:
         print(json.dumps(result, indent=2))
     else:
         _print(result)
+    if options.out is not None:
+        if not any("ratio" in row for row in result["cases"]):
+            raise Failure("no peer was timed, so there is nothing to draw")
+        try:
+            report.chart(result, options.out)
+        except OSError as error:
+            raise Failure(f"cannot write {options.out}: {error.strerror}") from None
     wrong = [name for name in result["backends"] for row in result["cases"] if row["contenders"][name].get("wrong")]
     return 1 if wrong else 0
 
@@ -97,7 +99,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     threads = options.threads or processor["logical processors"]
     rows: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
-    memory_rate = None
+    memory_rate: float | None = None
     order = {"cases": cases, "backends": backends, "peers": peers, "threads": threads, "seconds": options.seconds}
     try:
         for found in process.results(order) if cases else ():
