@@ -1,17 +1,59 @@
 """Sphinx configuration."""
 
+import re
+import sys
+from pathlib import Path
+
+from latex2mathml.converter import convert
+
 import sdpa_ref
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "sdpa_ref"
+copyright = "the sdpa_ref authors, Apache-2.0"
 version = release = sdpa_ref.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "numpydoc", "cells"]
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+nitpicky = False
+
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+
+autodoc_typehints = "none"
+maximum_signature_line_length = 90
+numpydoc_show_class_members = False
+
 html_theme = "furo"
 html_title = "sdpa_ref"
-default_role = "code"
-nitpicky = False
-numpydoc_show_class_members = False
-numpydoc_class_members_toctree = False
-autodoc_typehints = "none"
-exclude_patterns = ["_build"]
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_copy_source = html_show_sourcelink = False
+html_math_renderer = "mathml"
+html_theme_options = {
+    "light_css_variables": {"picture-ink": "#000"},
+    "dark_css_variables": {"picture-ink": "#fff"},
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+def setup(app):
+    """Draw formulas as MathML, which browsers read without a script, and hide what catches unknown keywords."""
+    app.add_html_math_renderer("mathml", (_formula("inline"), None), (_formula("block"), None))
+    app.connect("autodoc-process-signature", _without_unknown)
+
+
+def _formula(display):
+    def visit(self, node):
+        from docutils.nodes import SkipNode
+
+        self.body.append(convert(node.astext(), display=display))
+        raise SkipNode
+
+    return visit
+
+
+def _without_unknown(app, what, name, obj, options, signature, returns):
+    return signature and re.sub(r", \*\*unknown\b[^,)]*", "", signature), returns

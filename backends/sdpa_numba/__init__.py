@@ -11,7 +11,6 @@ from .strips import compiled, forward_in_strips
 from .threads import run
 
 ARRAYS = "numpy"
-ABSENT = (0,) * 9
 
 
 def unavailable() -> str | None:
@@ -49,18 +48,20 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     if plan.memory:
         memory = np.empty(plan.memory + 64, np.uint8)
         start = memory.ctypes.data + -memory.ctypes.data % 64
-    others = ABSENT
-    if not plan.bare:
+    others = None
+    if lse is not None or not plan.bare:
         intervals = problem.intervals or (None, None, None)
         options = (problem.dense, problem.bias, problem.slopes, problem.positions, problem.sink)
-        others = tuple(0 if array is None else id(array) for array in (weights, *intervals, *options))
-    arguments = (
-        plan.address, start, id(query), id(key), 0 if value is None else id(value),
-        0 if output is None else id(output), 0 if lse is None else id(lse), *others,
-    )  # fmt: skip
+        others = np.array([address(array) for array in (lse, weights, *intervals, *options)], np.int64)
+    arguments = (plan.address, start, id(query), id(key), address(value), address(output), address(others))
     for kernel, tasks in plan.stages:
-        if tasks == 1:
+        if plan.alone or tasks == 1:
             kernel(np.zeros(1, np.int64), *arguments)
-        elif tasks:
+        else:
             run(kernel, arguments, tasks)
     return Result(output, lse, weights)
+
+
+def address(array: Any) -> int:
+    """Return what kernels know an array by, 0 for None."""
+    return 0 if array is None else id(array)

@@ -18,13 +18,16 @@ class PartLibrary(JITCodeLibrary):
         module.data_layout = self._codegen._data_layout
 
     def finalize(self):
+        """Close the library."""
         self._finalized = True
 
     def get_pointer_to_function(self, name):
-        return 0  # as for any function without an entry from Python
+        """Return 0, as for any function without an entry from Python."""
+        return 0
 
     @property
     def codegen(self):
+        """Return what `set_env` is called on."""
         return self
 
     def set_env(self, name, env):
@@ -35,6 +38,7 @@ class KernelLibrary(JITCodeLibrary):
     """A library that links the parts of its parts, too."""
 
     def add_linking_library(self, library):
+        """Link `library` and, if it is a part, all that it calls."""
         super().add_linking_library(library)
         if isinstance(library, PartLibrary):
             for other in library._linking_libraries:
@@ -45,6 +49,7 @@ class PartCompiler(Compiler):
     """The pipeline of a part."""
 
     def compile_extra(self, function):
+        """Compile into the library that this pipeline is for."""
         self.state.library = PartLibrary(self.state.targetctx.codegen(), function.__qualname__)
         return super().compile_extra(function)
 
@@ -53,6 +58,7 @@ class KernelCompiler(Compiler):
     """The pipeline of a kernel."""
 
     def compile_extra(self, function):
+        """Compile into the library that this pipeline is for."""
         self.state.library = KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
         self.state.library.enable_object_caching()
         return super().compile_extra(function)

@@ -1,8 +1,8 @@
 """The kernel for few query rows: lanes are keys for the scores and columns of V for the output.
 
-All query rows of a key head share one pass over its keys and values, which are read where they lie. A task is one chunk
-of keys; the states of several chunks are merged in their order, so that nothing depends on who computed them. Each sum runs
-in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
+All query rows of a key head share one pass over its keys and values, which are read where they lie. A task is one
+chunk of keys; the states of several chunks are merged in their order, so that nothing depends on who computed them.
+Each sum runs in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
 """
 
 from functools import cache
@@ -12,13 +12,15 @@ import numpy as np
 from . import elementary
 from .compilation import kernel as compiled
 from .compilation import part
+from .emit import itemsize
 from .finish import finish
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, at, keeps, place, rows_at, visible
-from .simd import fma, itemsize, lane, loader, record_reader, select, splatter, storer, sum_fours, tiler
+from .simd import fma, lane, loader, record_reader, select, splatter, storer, sum_fours
 from .threads import next_task
-from .views import Arrays, batch, data, stride
+from .unrolled import tiler
+from .views import arrays, batch, data, stride
 
 read_numbers = record_reader(NUMBERS)
 PANELS = 4  # of keys at a time
@@ -104,25 +106,24 @@ def kernels(dtype, sizes):
     @part
     def add(n, t, values, row, steps, sums, width):
         """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
+        across = width * size
         r = 0
         while r < n:
-            p, c, d = t + r * block * size, sums + r * width * size, 0
-            if n - r >= 4:
-                while d + 4 * lanes <= width:
-                    add_four_wide(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
-                    d += 4 * lanes
-                while d < width:
-                    add_four(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
-                    d += lanes
-                r += 4
-            else:
-                while d + 4 * lanes <= width:
-                    add_one_wide(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
-                    d += 4 * lanes
-                while d < width:
-                    add_one(p, block * size, size, values + d * size, vector, row, c + d * size, width * size, steps, one)
-                    d += lanes
-                r += 1
+            weights, d = t + r * block * size, 0
+            rows = 4 if n - r >= 4 else 1
+            while d < width:
+                vectors = 4 if width - d >= 4 * lanes else 1
+                b, c = values + d * size, sums + (r * width + d) * size
+                if rows == 4 and vectors == 4:
+                    add_four_wide(weights, block * size, size, b, vector, row, c, across, steps, one)
+                elif rows == 4:
+                    add_four(weights, block * size, size, b, vector, row, c, across, steps, one)
+                elif vectors == 4:
+                    add_one_wide(weights, block * size, size, b, vector, row, c, across, steps, one)
+                else:
+                    add_one(weights, block * size, size, b, vector, row, c, across, steps, one)
+                d += vectors * lanes
+            r += rows
 
     @part
     def add_carefully(p, a, rows, n, t, value, j0, low, high, sums, width):
@@ -164,11 +165,10 @@ def kernels(dtype, sizes):
                 store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
 
     @compiled
-    def attend(counter, plan, memory, query, key, value, out, lse, weights,
-               prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
+    def attend(counter, plan, memory, query, key, value, out, others):
         """Compute all chunks; where there are several, leave their states: maxima, sums, sums of weighted values."""
         p = read_numbers(plan)
-        a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
+        a = arrays(query, key, value, out, others)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
         state_bytes = n * (width + 2) * size
@@ -216,11 +216,10 @@ def kernels(dtype, sizes):
         scratch[0] = 0  # the addresses above are only good while `scratch` lives
 
     @compiled
-    def merge(counter, plan, memory, query, key, value, out, lse, weights,
-              prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
+    def merge(counter, plan, memory, query, key, value, out, others):
         """Merge the states of all chunks and write the rows; a task is one key head."""
         p = read_numbers(plan)
-        a = Arrays(query, key, value, out, lse, 0, prefix, start, stop, 0, 0, 0, 0, sink)
+        a = arrays(query, key, value, out, others)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         state_bytes = n * (width + 2) * size
         scratch = np.empty(8 * FIELDS * n, np.uint8)
@@ -231,7 +230,8 @@ def kernels(dtype, sizes):
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
             first = memory + task * chunks * state_bytes
             for r in range(n):
-                sums, m, z = first + r * width * size, first + (n * width + r) * size, first + (n * width + n + r) * size
+                sums, m = first + r * width * size, first + (n * width + r) * size
+                z = m + n * size
                 for other in range(state_bytes, chunks * state_bytes, state_bytes):
                     mine, theirs = load_one(m), load_one(m + other)
                     new = max(mine, theirs)

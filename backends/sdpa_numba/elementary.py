@@ -1,4 +1,4 @@
-"""The exponential and the hyperbolic tangent of whole vectors: no branches, no tables, the same bits on every machine."""
+"""The exponential and the hyperbolic tangent of whole vectors: without branches, the same bits on every machine."""
 
 from functools import cache
 from math import factorial, log
@@ -27,9 +27,8 @@ def functions(name, lanes):
     """Return ``exp(x)``, for x up to 0, and ``tanh(x)`` on vectors of this type."""
     number, splat = np.dtype(name).type, splatter(name, lanes)
     magic, lowest, log2_e = number(MAGIC[name]), number(LOWEST[name]), number(LOG2_E)
-    leading, *others = (number(c) for c in reversed(POLYNOMIALS[name]))
-    others = tuple(others)
-    zero, one, two, saturated = number(0), number(1), number(2), number(2 * 20)
+    leading, others = number(POLYNOMIALS[name][-1]), tuple(number(c) for c in POLYNOMIALS[name][-2::-1])
+    one, two, saturated = number(1), number(2), number(2 * 20)
 
     @part
     def split(x):

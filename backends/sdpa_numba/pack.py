@@ -5,7 +5,9 @@ from functools import cache
 import numpy as np
 
 from .compilation import part
-from .simd import fma, itemsize, lane, loader, splatter, storer, transposer
+from .emit import itemsize
+from .simd import fma, lane, loader, splatter, storer
+from .unrolled import transposer
 
 
 @cache
@@ -67,9 +69,9 @@ def value_packer(dtype, acc, lanes):
                 store(to, values)
                 address += lanes * source_size
                 to += target_part
-            for part in range(done, width, lanes):
+            for first in range(done, width, lanes):
                 for d in range(lanes):
-                    value = load(source + x * row + (part + d) * column) if part + d < width else zero
+                    value = load(source + x * row + (first + d) * column) if first + d < width else zero
                     rest += value * zero
                     store(to + d * size, value)
                 to += target_part

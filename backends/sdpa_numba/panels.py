@@ -5,15 +5,16 @@ from functools import cache
 import numpy as np
 
 from . import softmax, tiles
+from .compilation import kernel as compiled
+from .compilation import part
+from .emit import itemsize
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, place, rows_at, span, visible
-from .compilation import kernel as compiled
-from .compilation import part
-from .simd import itemsize, record_reader, storer
+from .simd import record_reader, storer
 from .threads import next_task
 from .tiles import Tile
-from .views import Arrays, batch, stride
+from .views import arrays, batch, stride
 
 read_numbers = record_reader(NUMBERS)
 
@@ -22,8 +23,8 @@ read_numbers = record_reader(NUMBERS)
 def packing(dtype, sizes):
     """Return ``pack_block`` and its kernel ``pack``, which packs every block of a problem.
 
-    A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last 64
-    bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
+    A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
+    64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
     """
     pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel)
     pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
@@ -47,10 +48,9 @@ def packing(dtype, sizes):
         store(target + p.block_bytes - 64, np.int64(finite))
 
     @compiled
-    def pack(counter, plan, memory, query, key, value, out, lse, weights,
-             prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
+    def pack(counter, plan, memory, query, key, value, out, others):
         """Pack all blocks; a task is one block."""
-        p, a = read_numbers(plan), Arrays(query, key, value, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        p, a = read_numbers(plan), arrays(query, key, value, out, others)
         blocks = (p.S + block - 1) // block
         task = next_task(counter)
         while task < p.B * p.Hkv * blocks:
@@ -63,7 +63,7 @@ def packing(dtype, sizes):
 
 @cache
 def kernel(dtype, sizes, general, score_mod):
-    """Return the kernel for this type, without what only `general` problems need; a task is one strip of query rows."""
+    """Return the kernel for this type, without what only `general` problems need; a task is one strip."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     block, chunk, tile_rows, widest = sizes.block, sizes.chunk, sizes.tile_rows, sizes.tile_vectors * sizes.lanes
     nothing, store = number(-np.inf), storer(acc)
@@ -86,8 +86,10 @@ def kernel(dtype, sizes, general, score_mod):
         count = min(widest, p.fold * p.L - index * widest)
         whole = 3 if p.S > chunk else 1
         sums = state + (5 + p.E) * step
-        return Tile(rows, count, (count + lanes - 1) // lanes, state + 5 * step, state, state + step, state + 2 * step, sums,
-                    state + whole * step, state + (whole + 1) * step, sums + (whole // 2) * width * step)  # fmt: skip
+        return Tile(
+            rows, count, (count + lanes - 1) // lanes, state + 5 * step, state, state + step, state + 2 * step, sums,
+            state + whole * step, state + (whole + 1) * step, sums + (whole // 2) * width * step,
+        )  # fmt: skip
 
     @part
     def clear(p, tile, m, z, sums):
@@ -122,11 +124,10 @@ def kernel(dtype, sizes, general, score_mod):
                     attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
 
     @compiled
-    def attend(counter, plan, memory, query, key, value, out, lse, weights,
-               prefix, start, stop, dense, bias, slopes, position, sink):  # fmt: skip
+    def attend(counter, plan, memory, query, key, value, out, others):
         """Compute all strips: output, lse and weights, as far as they have somewhere to go."""
         p = read_numbers(plan)
-        a = Arrays(query, key, value, out, lse, weights, prefix, start, stop, dense, bias, slopes, position, sink)
+        a = arrays(query, key, value, out, others)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         work_bytes = (lanes + 2) * widest * size
         scratch = np.empty(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p), np.uint8)
@@ -147,7 +148,7 @@ def kernel(dtype, sizes, general, score_mod):
                 seen = span(tile.rows, tile.vectors * lanes)
                 low, high = min(low, seen[0]), max(high, seen[1])
                 gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
-            for weigh in range(2 if general and weights else 1):
+            for weigh in range(2 if general and a.weights else 1):
                 for chunk0 in range(low - low % chunk, high, chunk):
                     for j0 in range(max(chunk0, low - low % block), min(chunk0 + chunk, high), block):
                         if gap_start <= j0 and j0 + block <= gap_stop:

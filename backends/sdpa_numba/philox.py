@@ -8,14 +8,14 @@ from .simd import loader, splatter
 
 @cache
 def keeper(lanes):
-    """Return ``keep_bits(p, b, h, i, quad)``: for each of four keys, which of the rows listed at `h` and `i` keep it."""
+    """Return ``keep_bits(p, b, h, i, quad)``: which of the rows listed at `h` and `i` keep each of four keys."""
     load, splat = loader("int64", "int64", lanes), splatter("int64", lanes)
 
     @part
     def keep_bits(p, b, h, i, quad):
         low, half = splat(0xFFFFFFFF), splat(32)
         first, second = splat(0xD2511F53), splat(0xCD9E8D57)
-        c0, c1, c2, c3 = splat(quad & 0xFFFFFFFF), (load(i) + splat(p.first_row)) & low, load(h) & low, splat(b & 0xFFFFFFFF)
+        c0, c1, c2, c3 = splat(quad) & low, (load(i) + splat(p.first_row)) & low, load(h) & low, splat(b) & low
         k0, k1 = p.seed_low, p.seed_high
         for _ in range(10):
             x, y = first * c0, second * c2

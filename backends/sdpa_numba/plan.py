@@ -10,7 +10,7 @@ import numpy as np
 NUMBERS = np.dtype(
     [(name, np.int64) for name in (
         "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",  # as in the problem
-        "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are evenly spaced
+        "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are equidistant
         "tiles", "strip", "strips",  # tiles of a unit, tiles of a strip, strips of a unit
         "block_bytes", "packed",  # size of a packed block, whether all blocks are packed beforehand
         "bias_code", "bias_drops", "seed_low", "seed_high", "dropout_threshold",
@@ -18,8 +18,9 @@ NUMBERS = np.dtype(
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor")]
 )  # fmt: skip
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
+SMALL = 2**21  # multiplications that take less time than to wake a thread
 FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
-STRIP = 8  # tiles that share a pass over the keys
+STRIP = 8  # tiles, at most, that share a pass over the keys
 
 
 class Sizes(NamedTuple):
@@ -41,6 +42,7 @@ class Plan(NamedTuple):
     address: int
     stages: tuple[tuple[Callable[..., None], int], ...]
     memory: int  # bytes that the stages share
+    alone: bool  # whether the problem is too small for more than the calling thread
     bare: bool  # whether query, key and value are all there is
 
 
@@ -69,9 +71,10 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
     lanes = sizes.lanes * sizes.tile_vectors
     B, Hkv, L, S, group = problem.B, problem.Hkv, problem.L, problem.S, problem.group
     size, blocks, chunks = problem.acc_dtype.itemsize, -(-S // sizes.block), max(1, -(-S // sizes.chunk))
-    fold = group if lanes > L else 1
+    fold = group if lanes > L and group else 1
     units, tiles = B * (problem.Hq // fold), -(-fold * L // lanes)
     strips = -(-tiles // STRIP)
+    strip = -(-tiles // strips) if strips else 0
     packed = strips * (group // fold) > 1
     block_bytes = sizes.block * (problem.E + problem.Ev + -problem.Ev % sizes.tile_rows) * size
     block_bytes += -block_bytes % 64 + 64
@@ -81,7 +84,7 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
     for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "scale"):
         n[name] = getattr(problem, name)
     n["fold"], n["units"], n["regular"] = fold, units, fold == 1 or L == 1
-    n["tiles"], n["strip"], n["strips"] = tiles, min(tiles, STRIP), strips
+    n["tiles"], n["strip"], n["strips"] = tiles, strip, strips
     n["block_bytes"], n["packed"] = block_bytes, packed
     n["softcap"], n["bias_drops"] = problem.softcap or 0, not final
     if problem.bias is not None:
@@ -106,4 +109,5 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
             stages.insert(0, (panels.packing(dtype, sizes)[1], B * Hkv * blocks))
             memory = B * Hkv * blocks * block_bytes
     bare = simple and problem.intervals is None and problem.sink is None
-    return Plan(numbers, numbers.ctypes.data, tuple(stages), memory, bare)
+    alone = (problem.Hq * L + Hkv) * B * S * (problem.E + problem.Ev) <= SMALL
+    return Plan(numbers, numbers.ctypes.data, tuple(stages), memory, alone, bare)

@@ -15,7 +15,7 @@ FAR = 2**62
 
 
 class Rows(NamedTuple):
-    """Addresses of tables: head and index of each row, its visible keys, its position, and where bias and mask begin."""
+    """Addresses of tables: head and index of each row, visible keys, position, and where bias and mask begin."""
 
     h: int
     i: int

@@ -8,10 +8,12 @@ from functools import cache
 import numpy as np
 
 from . import elementary
+from .compilation import part
+from .emit import itemsize
 from .philox import keeper
 from .rows import at
-from .compilation import part
-from .simd import itemsize, load_int64, loader, select, splatter, storer, transposer
+from .simd import load_int64, loader, select, splatter, storer
+from .unrolled import transposer
 from .views import data, stride
 
 
@@ -98,7 +100,7 @@ def functions(sizes, score_mod):
 
     @part
     def adjust(p, a, b, rows, vectors, t, j0, low, high, slab):
-        """Cap the scores of the keys of ``[low, high)``, add bias and ALiBi, apply the user's function and drop keys."""
+        """Cap the scores of the keys of ``[low, high)``, add bias and ALiBi, apply the function and drop keys."""
         across, n = vectors * vector, vectors * lanes
         if p.softcap:
             cap(p, t, t + (high - low) * across)

@@ -1,27 +1,16 @@
-"""Vectors for Numba: a type for LLVM's vectors, the operations that the kernels need, and two kernels' worth of unrolling.
+"""Vectors for Numba: a type for LLVM's vectors and the operations that the kernels need.
 
 Everything here is ordinary LLVM IR, so it is legal for every processor: a vector longer than a register is split, and
-a shorter one is widened. Addresses are plain integers in bytes.
+a shorter one is widened. No operation may assume that there is no NaN and no infinity.
 """
 
 import operator
 
-import numpy as np
 from llvmlite import ir
 from numba import from_dtype, types
-from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-NUMBA = {4: types.float32, 8: types.float64}
-LLVM = {"float16": ir.HalfType(), "bfloat16": I16, "float32": ir.FloatType(), "float64": ir.DoubleType(), "int32": I32, "int64": I64,
-        "bool": ir.IntType(8)}
-
-
-def itemsize(name):
-    """Return the bytes of one number of the type with this name."""
-    return 2 if name == "bfloat16" else np.dtype(name).itemsize
-
+from .emit import I32, I64, call, read, splat_value, write
 
 
 class Vector(types.Type):
@@ -79,108 +68,6 @@ define_operator(
 )
 
 
-def splat_value(builder, value, lanes):
-    """Return the LLVM vector that holds `value` in all its lanes."""
-    vector = ir.VectorType(value.type, lanes)
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
-
-
-def call(builder, name, *arguments):
-    """Return the result of LLVM's intrinsic function `name` for the type of its first argument."""
-    kind = arguments[0].type
-    element, count = (kind.element, f"v{kind.count}") if isinstance(kind, ir.VectorType) else (kind, "")
-    suffix = {"float": "f32", "double": "f64"}[str(element)]
-    signature = ir.FunctionType(kind, [kind] * len(arguments))
-    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.{name}.{count}{suffix}")
-    return builder.call(function, arguments)
-
-
-def fetch(builder, address, source, lanes=None):
-    """Return what lies at `address`, as it is stored: a scalar or a vector."""
-    kind = ir.VectorType(LLVM[source], lanes) if lanes else LLVM[source]
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = itemsize(source)
-    return value
-
-
-def widen(builder, value, source, target):
-    """Return a fetched value as a number of type `target`.
-
-    A boolean becomes 0 or 1. A finite float64 beyond float32 becomes the largest float32.
-    """
-    lanes = value.type.count if isinstance(value.type, ir.VectorType) else None
-    shape = (lambda kind: ir.VectorType(kind, lanes)) if lanes else (lambda kind: kind)
-
-    def constant(kind, x):
-        return splat_value(builder, ir.Constant(kind, x), lanes) if lanes else ir.Constant(kind, x)
-
-    if source == target:
-        return value
-    if source == "bool":
-        return builder.uitofp(value, shape(LLVM[target]))
-    if source == "bfloat16":
-        value = builder.shl(builder.zext(value, shape(I32)), constant(I32, 16))
-        return widen(builder, builder.bitcast(value, shape(LLVM["float32"])), "float32", target)
-    if itemsize(source) < itemsize(target):
-        return builder.fpext(value, shape(LLVM[target]))
-    for largest, outside in ((3.4028234663852886e38, ">"), (-3.4028234663852886e38, "<")):
-        limit, infinite = constant(LLVM[source], largest), constant(LLVM[source], largest * np.inf)
-        beyond = builder.and_(builder.fcmp_ordered(outside, value, limit), builder.fcmp_ordered("!=", value, infinite))
-        value = builder.select(beyond, limit, value)
-    return builder.fptrunc(value, shape(LLVM[target]))
-
-
-def read(builder, address, source, target, lanes=None):
-    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`."""
-    return widen(builder, fetch(builder, address, source, lanes), source, target)
-
-
-def join(builder, parts):
-    """Return the vector that holds the equally long `parts` one behind the other."""
-    while len(parts) > 1:
-        order = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
-        parts = [builder.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
-def exchange(builder, rows):
-    """Return `rows` with every square of as many columns transposed."""
-    lanes, distance = rows[0].type.count, len(rows) // 2
-    while distance:
-        first = [i if not i & distance else lanes + i - distance for i in range(lanes)]
-        second = [i + distance if not i & distance else lanes + i for i in range(lanes)]
-        orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in (first, second)]
-        for i in range(len(rows)):
-            if not i & distance:
-                pair = rows[i], rows[i + distance]
-                rows[i], rows[i + distance] = (builder.shuffle_vector(*pair, order) for order in orders)
-        distance //= 2
-    return rows
-
-
-def write(builder, address, value, target):
-    """Store `value` at `address`, rounded to `target`: to nearest, ties to even, NaN stays NaN."""
-    lanes = value.type.count if isinstance(value.type, ir.VectorType) else None
-    shape = (lambda kind: ir.VectorType(kind, lanes)) if lanes else (lambda kind: kind)
-    if target == "bfloat16":
-        bits = builder.bitcast(value, shape(I32))
-
-        def constant(x):
-            return splat_value(builder, ir.Constant(I32, x), lanes) if lanes else ir.Constant(I32, x)
-
-        odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-        rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
-        quiet = builder.or_(bits, constant(0x400000))
-        bits = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-        value = builder.trunc(builder.lshr(bits, constant(16)), shape(I16))
-    elif value.type != shape(LLVM[target]):
-        value = builder.fptrunc(value, shape(LLVM[target]))
-    instruction = builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
-    instruction.align = itemsize(target)
-
-
 def loader(source, target, lanes=None):
     """Return ``load(address)``: a vector (a scalar without `lanes`) stored as `source`, widened to `target`."""
     element = getattr(types, target)
@@ -208,7 +95,7 @@ def storer(target):
 
 
 def splatter(target, lanes):
-    """Return ``splat(x)``: a vector that holds the number `x` in all lanes; int32 lanes for ``target="int32"``."""
+    """Return ``splat(x)``: a vector that holds the number `x` in all lanes."""
     element = getattr(types, target)
 
     @intrinsic
@@ -235,25 +122,7 @@ def record_reader(dtype):
     return read_record
 
 
-@intrinsic
-def load_int64(_, address):
-    """Return the int64 at `address`."""
-    generate = lambda context, b, signature, args: b.load(b.inttoptr(args[0], I64.as_pointer()))  # noqa: E731
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def load_int32(_, address):
-    """Return the int32 at `address`."""
-    generate = lambda context, b, signature, args: b.load(b.inttoptr(args[0], I32.as_pointer()))  # noqa: E731
-    return types.int32(types.int64), generate
-
-
-@intrinsic
-def load_byte(_, address):
-    """Return the byte at `address`."""
-    generate = lambda context, b, signature, args: b.load(b.inttoptr(args[0], ir.IntType(8).as_pointer()))  # noqa: E731
-    return types.uint8(types.int64), generate
+load_int32, load_int64 = loader("int32", "int32"), loader("int64", "int64")
 
 
 @intrinsic
@@ -322,107 +191,3 @@ def sum_fours(_, vector):
         return value
 
     return vector(vector), generate
-
-
-def transposer(source, target, working, lanes, table=False):
-    """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: a square of `lanes` rows from `a` to `b`.
-
-    Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
-    `target`; `working` is the type between. With `table`, `a` holds the addresses of the rows and `a_row` is added to them.
-    """
-
-    @intrinsic
-    def transpose(_, a, a_row, a_last, b, b_row, b_last):
-        def generate(context, builder, signature, arguments):
-            a, a_row, a_last, b, b_row, b_last = arguments
-
-            def row(base, stride, last, i):
-                inside = builder.icmp_signed("<", I64(i), last)
-                return builder.add(base, builder.mul(builder.select(inside, I64(i), last), stride))
-
-            def listed(i):
-                return builder.add(read(builder, builder.add(a, I64(8 * i)), "int64", "int64"), a_row)
-
-            # pieces of 16 bytes are loaded to where they belong; only within them are numbers exchanged
-            piece = min(lanes, 16 // itemsize(working))
-            raw = "bfloat16" if source == "float16" else source  # LLVM joins integers well, and halves one by one
-            begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
-            rows = []
-            for column in range(0, lanes, piece):
-                offset = I64(column * itemsize(source))
-                square = []
-                for k in range(piece):
-                    parts = [fetch(builder, builder.add(begin[i], offset), raw, piece) for i in range(k, lanes, piece)]
-                    stored = builder.bitcast(join(builder, parts), ir.VectorType(LLVM[source], lanes))
-                    square.append(widen(builder, stored, source, working))
-                rows += exchange(builder, square)
-            for i in range(lanes):
-                write(builder, row(b, b_row, b_last, i), rows[i], target)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), generate
-
-    return transpose
-
-
-def tiler(target, rows, vectors, lanes, accumulate):
-    """Return ``tile(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)``, a matrix product in registers.
-
-    It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C, for A of `rows` x steps numbers and B of steps x
-    ``vectors * lanes``. All strides are in bytes. Each number of C is one chain of fused multiply-adds in the order of
-    the steps, whatever the tile's size is.
-    """
-    element = LLVM[target]
-    vector = ir.VectorType(element, lanes)
-    size = np.dtype(target).itemsize
-
-    @intrinsic
-    def tile(_, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
-        def generate(context, builder, signature, arguments):
-            a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor = arguments
-
-            def cell(row, column):
-                return builder.add(builder.add(c, builder.mul(c_row, I64(row))), I64(column * lanes * size))
-
-            entry = builder.block
-            zero = splat_value(builder, element(0.0), lanes)
-            cells = [(row, column) for row in range(rows) for column in range(vectors)]
-            starts = [read(builder, cell(*rc), target, target, lanes) if accumulate else zero for rc in cells]
-            loop, done = builder.append_basic_block("steps"), builder.append_basic_block("steps.end")
-            builder.cbranch(builder.icmp_signed("<", I64(0), steps), loop, done)
-            builder.position_at_end(loop)
-            step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
-            sums = [builder.phi(vector) for _ in cells]
-            columns = [
-                read(builder, builder.add(b_now, builder.mul(b_vector, I64(column))), target, target, lanes)
-                for column in range(vectors)
-            ]
-            results = []
-            for row in range(rows):
-                scalar = read(builder, builder.add(a_now, builder.mul(a_row, I64(row))), target, target)
-                left = splat_value(builder, scalar, lanes)
-                for column in range(vectors):
-                    results.append(call(builder, "fma", left, columns[column], sums[row * vectors + column]))
-            following = builder.add(step, I64(1))
-            for phi, start, value in zip(
-                (step, a_now, b_now, *sums),
-                (I64(0), a, b, *starts),
-                (following, builder.add(a_now, a_step), builder.add(b_now, b_step), *results),
-                strict=True,
-            ):
-                phi.add_incoming(start, entry)
-                phi.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
-            builder.position_at_end(done)
-            finals = [builder.phi(vector) for _ in cells]
-            for final, start, value in zip(finals, starts, results, strict=True):
-                final.add_incoming(start, entry)
-                final.add_incoming(value, loop)
-            scale = splat_value(builder, factor, lanes)
-            for (row, column), final in zip(cells, finals, strict=True):
-                write(builder, cell(row, column), final if accumulate else builder.fmul(final, scale), target)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9, getattr(types, target)), generate
-
-    return tile

@@ -1,4 +1,4 @@
-"""The online softmax of a tile whose lanes are rows: running maximum m, running sum z, and the sum of weighted values."""
+"""The online softmax of a tile whose lanes are rows: running maximum m, running sum z, sum of weighted values."""
 
 from functools import cache
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from . import elementary
 from .compilation import part
-from .simd import any_lane, itemsize, loader, select, splatter, storer
+from .emit import itemsize
+from .simd import any_lane, loader, select, splatter, storer
 
 
 @cache

@@ -6,6 +6,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 from numba.core.errors import NumbaError
 from numba.extending import is_jitted
 
@@ -19,12 +20,14 @@ def compiled(score_mod: Callable[..., Any] | None, acc: str) -> Any:
     """Return the user's function compiled for scores of type `acc`, None where there is none or Numba cannot."""
     if score_mod is None:
         return None
-    function = score_mod if is_jitted(score_mod) else numba.njit(score_mod)
+    function: Any = score_mod if is_jitted(score_mod) else numba.njit(score_mod)
+    arguments = (getattr(numba, acc), *[numba.int64] * 4)
     try:
-        function.compile((getattr(numba, acc), *[numba.int64] * 4))
+        function.compile(arguments)
     except (NumbaError, TypeError):
         return None
-    return function
+    result = function.overloads[arguments].signature.return_type
+    return function if isinstance(result, types.Float | types.Integer) else None
 
 
 def forward_in_strips(
@@ -54,7 +57,7 @@ def forward_in_strips(
 
 
 def with_scores(problem: Problem) -> Problem:
-    """Return `problem` with the scores that the user's function makes in the place of the bias and all that led to them."""
+    """Return `problem` with the scores that the user's function makes in the place of all that leads to them."""
     q, k, acc = problem.query, problem.key, problem.acc_dtype
     grouped = (*problem.batch, problem.Hkv, problem.group, problem.L, problem.E)
     shape = (*problem.batch, problem.Hq, problem.L, problem.S)

@@ -1,7 +1,7 @@
 """One tile of query rows and one block of keys: lanes are query rows.
 
-The scores of a tile are ``K @ Q.T``, keys times lanes, so that masks, maxima and sums are operations on whole vectors, and
-what the softmax leaves is at once the right-hand side of ``V.T @ P``.
+The scores of a tile are ``K @ Q.T``, keys times lanes, so that masks, maxima and sums are operations on whole vectors,
+and what the softmax leaves is at once the right-hand side of ``V.T @ P``.
 """
 
 from functools import cache
@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from . import scores, softmax
+from .compilation import part
+from .emit import itemsize
 from .finish import finish
 from .pack import transposing
 from .rows import Rows, at, keeps
-from .compilation import part
-from .simd import fma, itemsize, load_int64, loader, select, splatter, storer, tiler
+from .simd import fma, load_int64, loader, select, splatter, storer
+from .unrolled import tiler
 from .views import batch, data, stride
 
 

@@ -1,7 +1,7 @@
 """Array objects seen from compiled code: an array is passed as ``id(array)``, its address, which costs nothing.
 
 NumPy's C interface fixes the first fields of an array object: data, number of axes, shape and strides, behind the
-header that every object of this Python has. The caller keeps the array alive. Zero stands for an array that was not given.
+header that every object of this Python has. The caller keeps the array alive. Zero stands for an array that is absent.
 """
 
 from typing import NamedTuple
@@ -62,3 +62,16 @@ def batch(array, inner, query, b):
         address += b % size * stride(array, inner)
         b //= size
     return address
+
+
+@part
+def arrays(query, key, value, out, others):
+    """Return the arrays of a call; `others` is an int64 array of the addresses of all but four, 0 for none."""
+    if others == 0:
+        return Arrays(query, key, value, out, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    at = data(others)
+    return Arrays(
+        query, key, value, out,
+        load_int64(at), load_int64(at + 8), load_int64(at + 16), load_int64(at + 24), load_int64(at + 32),
+        load_int64(at + 40), load_int64(at + 48), load_int64(at + 56), load_int64(at + 64), load_int64(at + 72),
+    )  # fmt: skip

@@ -142,10 +142,10 @@ def _cases(patterns: Sequence[str]) -> list[str]:
         if pattern != "all" and not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--cases: no case is called {pattern!r}; there are {', '.join(names)}")
     chosen = [name for name in names if any(pattern == "all" or fnmatchcase(name, pattern) for pattern in patterns)]
-    if find_spec("ml_dtypes") is None:
-        chosen = [name for name in chosen if not name.endswith("bfloat16")]
+    possible = [name for name in chosen if not name.endswith("bfloat16") or find_spec("ml_dtypes") is not None]
+    if len(possible) < len(chosen):
         print("without ml_dtypes there is no bfloat16: pip install 'sdpa-ref[half]'", file=sys.stderr)
-    return chosen
+    return possible
 
 
 def _backends(named: Sequence[str] | None) -> list[str]:

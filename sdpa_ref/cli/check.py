@@ -18,12 +18,16 @@ EXAMPLES = """examples:
 
 targets: a backend of this project; torch, jax, onnxruntime, onnx, keras, openvino, mlx; module:name; file.py:name"""
 
+_WIDTH = 110  # columns where there is no terminal
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("target", metavar="TARGET", help="what to check; see below")
     parser.add_argument("--manifest", type=Path, metavar="FILE", help="TOML file with what the target claims")
-    parser.add_argument("--strict", action="store_true", help="hold the claimed features to all of this project's rules")
+    parser.add_argument(
+        "--strict", action="store_true", help="hold the claimed features to all of this project's rules"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     parser.add_argument("--seconds", type=float, default=30.0, metavar="T", help="limit of time (default: 30)")
     parser.add_argument("--property", action="append", metavar="NAME", help="only this one; may be repeated")
@@ -31,7 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the properties, and which of them would be tested")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to be read in a browser")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write each failure as a script, numbers and an ONNX test")
+    parser.add_argument(
+        "--save", type=Path, metavar="DIR", help="write each failure as a script, numbers and an ONNX test"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,22 +55,26 @@ def run(options: argparse.Namespace) -> int:
         return _again(target, laws, options)
     if options.seconds <= 0 or options.seed < 0:
         raise UsageError("--seconds must be above 0, and --seed at least 0")
-    console = Console(stderr=options.json)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
     with Console(stderr=True).status(target.name) as status:
         result = runner.check(
             target,
             seed=options.seed,
             seconds=options.seconds,
             laws=laws,
-            progress=lambda law, n, failures: status.update(f"{target.name}: round {n + 1}, {law.name}, {failures} failed"),
+            progress=lambda law, n, failures: status.update(
+                f"{target.name}: round {n + 1}, {law.name}, {failures} failed"
+            ),
         )
         status.update(f"{target.name}: diagnosis")
-        found = report.findings(result, options.target, *_again_options(options))
+        found = report.findings(result, options.target, *report.claims_options(options.manifest, options.strict))
     if options.html:
         from sdpa_ref.testing.page import page
 
         _written(options.html, page(result, found))
-    saved = {finding.outcome.property: _save(finding, options.save) for finding in found if options.save}
+    saved = {finding.law.name: _save(finding, options.save) for finding in found if options.save}
     if options.json:
         data = report.as_data(result, found)
         for law in data["properties"]:
@@ -74,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         report.printed(result, found, console)
         for name, files in saved.items():
-            print(f"{name}:", *files, sep="\n  ")
+            print(f"{name}: {', '.join(files)}")
     return 0 if result.passed else 1
 
 
@@ -105,7 +115,9 @@ def _laws(names: list[str] | None) -> Any:
 def _listed(target: Any, laws: Any, as_json: bool) -> int:
     missing = {law.name: law.needs(target.capabilities) for law in laws}
     if as_json:
-        print(json.dumps([{"name": law.name, "about": law.about, "missing": missing[law.name]} for law in laws], indent=2))
+        print(
+            json.dumps([{"name": law.name, "about": law.about, "missing": missing[law.name]} for law in laws], indent=2)
+        )
         return 0
     width = max(map(len, missing))
     for law in laws:
@@ -132,23 +144,19 @@ def _again(target: Any, laws: Any, options: argparse.Namespace) -> int:
     if failure is None:
         print(f"{laws[0].name}: {target.name} passes {options.case}")
         return 0
-    finding = report.finding(target, laws[0], failure, options.target, *_again_options(options))
+    claims = report.claims_options(options.manifest, options.strict)
+    finding = report.finding(target, laws[0], failure, options.target, *claims)
     print(f"FAILED {laws[0].name}: {described(failure, finding.diagnosis)}")
     for path in _save(finding, options.save) if options.save else ():
         print(path)
     return 1
 
 
-def _again_options(options: argparse.Namespace) -> list[str]:
-    """Return the options that say what the target claims."""
-    return [*(["--manifest", str(options.manifest)] if options.manifest else []), *(["--strict"] if options.strict else [])]
-
-
 def _save(finding: Any, directory: Path) -> list[str]:
     from sdpa_ref.testing.counterexample import saved
 
     try:
-        paths, reason = saved(directory, finding.property, finding.command, finding.failure, finding.diagnosis)
+        paths, reason = saved(directory, finding.law.name, finding.command, finding.failure, finding.diagnosis)
     except OSError as error:
         raise Failure(f"cannot write to {directory}: {error.strerror}") from None
     return [*map(str, paths), *([f"no ONNX test: {reason}"] if reason else [])]

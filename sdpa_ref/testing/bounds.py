@@ -1,31 +1,33 @@
 """An a-priori, componentwise bound of the rounding errors of attention, in whatever order a kernel adds.
 
-Let u be the unit roundoff of the accumulation type, v that of the type of inputs and weights, and gamma(n) =
-n u / (1 - n u): n roundings, in any order, change a sum of products by at most gamma(n) times the sum of the absolute
-values (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3). Hats are what a kernel computes.
+Let u be the unit roundoff of the accumulation type, v that of the type of inputs and weights, and gamma(n) = n u /
+(1 - n u). Each of n additions errs by u times a partial sum (Higham, "Accuracy and Stability of Numerical
+Algorithms", 2002, chapters 3 and 4), which in any order is at most ``peak = (sum |terms| + |sum|) / 2``, the sum of
+the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a kernel computes.
 
-1. **Score.** A dot product of E terms times the scale, which may go into query or key first and is rounded itself:
-   ``|s^ - s| <= gamma(E + 2) |scale| |q|.|k|``. The soft cap multiplies that by its slope ``1 - tanh(x)**2``, taken at
-   the end of the error interval nearest to 0, and adds 8 u of its value for division, tanh and product. Bias and ALiBi
-   add 4 u of the sum of the absolute values of all terms. A `score_mod` adds its change over the error interval, and
-   4 u of its value.
-2. **Exponent.** The maximum m is subtracted, perhaps in logarithms to base 2, and perhaps a running maximum, whose steps
-   add up to the distance from the last one: the argument of exp errs by ``|s^ - s| + 2 u |s| + 3 u |s - m|``, and exp
-   itself by 4 u. Let d be the sum: an unnormalised weight is ``p e**t`` with ``|t| <= d``.
-3. **Normalisation.** With exact sums, and a sink as a key whose value is 0, the weights sum to 1, and so ``o^ - o = sum
-   w_j (e**t_j - 1) (v_j - o) / sum w_j e**t_j``. Hence the bound ``sum w_j (e**d_j - 1) |v_j - o| / sum w_j e**-d_j``: an
-   error does little where a value is close to the output. As o^ is a mean of values, ``max |v_j - o|`` bounds it too.
-4. **Sums.** Adding S terms, or blocks of 16 or more terms whose rescaling costs 7 roundings each, takes at most S + 16
-   roundings: ``gamma(S + 16) (sum w_j |v_j| + |o|)`` for numerator and denominator.
-5. **Weights** rounded to a 16-bit type before the product with V: ``v sum w_j |v_j|``. Weights below the smallest normal
-   number may become 0, and 16-bit ones be off by half the smallest subnormal number.
+1. **Score.** The product and the scale, which may go into query or key first and is rounded itself, add three
+   roundings a term to those of the sum: ``|s^ - s| <= |scale| (gamma(E) peak + gamma(3) |q|.|k|)``. The soft cap
+   multiplies that by its slope ``1 - tanh(x)**2``, taken at the end of the error interval nearest to 0, and adds 8
+   u of its value for division, tanh and product. Bias and ALiBi add 4 u of the sum of the absolute values of all
+   terms. A `score_mod` adds its change over the error interval, and 4 u of its value.
+2. **Exponent.** The maximum m is subtracted, perhaps in logarithms to base 2, perhaps a running maximum, whose
+   steps add up to the distance from the last one: the argument of exp errs by ``|s^ - s| + 2 u |s| + 3 u |s - m|``,
+   and exp itself by 4 u. Let d be the sum: an unnormalised weight is ``p e**t`` with ``|t| <= d``.
+3. **Normalisation.** With exact sums, and a sink as a key whose value is 0, the weights sum to 1, and so ``o^ - o =
+   sum w_j (e**t_j - 1) (v_j - o) / sum w_j e**t_j``. Hence the bound ``sum w_j (e**d_j - 1) |v_j - o| / sum w_j
+   e**-d_j``: an error does little where a value is close to the output. As o^ is a mean of values, ``max |v_j -
+   o|`` bounds it too.
+4. **Sums.** Adding up the n keys that a row sees, one by one, or in blocks of 16 or more whose rescaling costs 7
+   roundings each, takes at most n + 16 roundings: ``gamma(n + 16) (peak + |o|)`` for numerator and denominator.
+5. **Weights** rounded to a 16-bit type before the product with V: ``v sum w_j |v_j|``. Weights below the smallest
+   normal number may become 0, and 16-bit ones be off by half the smallest subnormal number.
 6. **A merge of states** rounds output and lse once more, and errs in the shares by twice the error of the lse.
 7. **The result** is rounded to its type.
 
-The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(S + 16) for the sum, and by
-4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of the
-accumulation type, and where it depends on underflow whether infinity meets a weight of 0, the bound is infinite: nothing
-is asked there.
+The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(n + 16) for the sum,
+and by 4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of
+the accumulation type, and where it depends on underflow whether infinity meets a weight of 0, the bound is
+infinite: nothing is asked there.
 """
 
 from collections.abc import Iterator
@@ -69,7 +71,7 @@ def unit(dtype: np.dtype[Any]) -> float:
     return float(finfo(dtype).eps) / 2
 
 
-def gamma(n: float, u: float) -> float:
+def gamma(n: Any, u: float) -> Any:
     """Return the relative error of n roundings."""
     return n * u / (1 - n * u)
 
@@ -81,7 +83,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
     seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
     counts = seen & (score > -np.inf)
     error, largest = _score_error(p, exact, u)
-    overflows = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
+    overflows: Array = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
     sink = np.full((p.Hq, 1, 1), -np.inf) if p.sink is None else p.sink[:, None, None]
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
     error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4), 0)
@@ -107,7 +109,7 @@ def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
     """Return the error of the scores (step 1), and the largest number on the way to them."""
     products = abs(wide(p.query)) @ abs(per_head(p.key, p)).swapaxes(-1, -2)
     largest = max(1, abs(p.scale)) * products
-    error = gamma(p.E + 2, u) * abs(p.scale) * products
+    error = abs(p.scale) * (gamma(p.E, u) * (products + abs(exact.raw)) / 2 + gamma(3, u) * products)
     if p.softcap is not None:
         nearest = np.maximum(abs(exact.scaled) - error, 0) / p.softcap
         error = error * (1 - np.tanh(nearest) ** 2) + 8 * u * abs(exact.capped)
@@ -132,7 +134,7 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
     value = per_head(p.value, p)[..., None, :, :]
     harmful = ~np.isfinite(value)
     value = np.where(harmful, 0, value)
-    lse_error = lse_bound(p, exact, s, 0)
+    lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u)
     bound = np.empty(exact.output.shape)
     for rows in _blocks(p):
         seen, share, error = (x[..., rows, :, None] for x in (s.seen, s.share, s.error))
@@ -148,7 +150,12 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
         total = (np.where(share > 0, share * np.exp(error), 0) * values).sum(-2) / floor
         total = np.minimum(total, values.max(-2, initial=0))
         moved += merges * np.expm1(2 * lse_error[..., rows, None]) * (total + size)
-        rounded = gamma(p.S + 16, u) * (total + size) + weight_unit * total + lost * values.sum(-2) + p.S * tiny
+        rounded = (
+            n[..., rows, None] * (total / 2 + 1.5 * size)
+            + (weight_unit + u) * total
+            + lost * values.sum(-2)
+            + p.S * tiny
+        )
         rounded += merges * (unit(p.dtype) + 8 * u) * total
         unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
         sums = (share * values).sum(-2) * np.exp(exact.lse - exact.biased.max(-1, initial=-np.inf))[..., rows, None]
@@ -160,14 +167,15 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
 def weights_bound(p: Problem, exact: Stages, s: Softmax) -> Array:
     """Return the bound of the weights before their last rounding: that of the output for V = identity."""
     moved = share_error(s)
-    rounded = gamma(p.S + 16, unit(p.acc_dtype)) * (s.share + moved) + float(finfo(p.acc_dtype).tiny)
+    rounded = sum_roundings(s, unit(p.acc_dtype))[..., None] * (s.share + moved) + float(finfo(p.acc_dtype).tiny)
     return np.where(s.overflows, np.inf, np.where(s.seen, s.factor * (moved + rounded), 0))
 
 
 def share_error(s: Softmax) -> Array:
     """Return how far errors of the scores move the weights before dropout."""
     others = s.change.sum(-1, keepdims=True) + s.sink_change - s.change
-    return np.minimum((s.change * (1 - s.share) + s.share * others) / s.floor, 1)
+    moved: Array = np.minimum((s.change * (1 - s.share) + s.share * others) / s.floor, 1)
+    return moved
 
 
 def lse_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
@@ -176,8 +184,14 @@ def lse_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
     if p.sink is not None:
         m = np.maximum(m, p.sink[:, None])
     moved = np.maximum(np.log1p(s.change.sum(-1) + s.sink_change[..., 0]), -np.log(s.floor[..., 0]))
-    rounded = gamma(p.S + 16, u) + 4 * u * (abs(m) + abs(exact.lse)) + merges * 4 * u * (1 + abs(exact.lse))
+    rounded = sum_roundings(s, u) + 4 * u * (abs(m) + abs(exact.lse)) + merges * 4 * u * (1 + abs(exact.lse))
     return np.where(s.overflows[..., 0], np.inf, np.where(np.isfinite(exact.lse), moved + rounded, 0))
+
+
+def sum_roundings(s: Softmax, u: float) -> Array:
+    """Return gamma(n + 16) for each row (step 4)."""
+    roundings: Array = gamma(s.seen.sum(-1) + 16, u)
+    return roundings
 
 
 def wide(array: Array) -> Array:

@@ -72,7 +72,7 @@ class Capabilities:
     nonfinite : bool
         That a visible NaN or infinity reaches the rows that see it, and no others.
     invariant : bool
-        That a row has the same bits whatever else is in the batch, in other heads, and however the arrays lie in memory.
+        That a row has the same bits whatever is in the rest of the batch and in other heads, and however arrays lie.
     private : bool
         That a row has the same bits whatever finite numbers the keys hold that it does not see.
     repeatable : bool
@@ -179,7 +179,8 @@ class Capabilities:
         parameters = inspect.signature(function).parameters
         takes = {name for name in ("mask", "softcap", "sink", "score_mod", "dropout") if name in parameters}
         bias = "same" if "bias" in parameters else "none"
-        return cls(**dict.fromkeys(takes, True), bias=bias, scale="any" if "scale" in parameters else "none")
+        scale = "any" if "scale" in parameters else "none"
+        return cls.of({**dict.fromkeys(takes, True), "bias": bias, "scale": scale})
 
     def strict(self) -> "Capabilities":
         """Return the same features with the meaning that `sdpa` gives them: rule 6, 7 and 18 of the semantics."""

@@ -138,13 +138,14 @@ def case(
     with np.errstate(all="ignore"):
         arrays = [array.astype(_dtype(dtype)) for array in arrays]
     if poison:
-        arrays = poisoned(rng, *arrays, options)
+        arrays = poisoned(rng, arrays[0], arrays[1], arrays[2], options)
         memory = "plain" if memory == "repeated" else memory  # which would show it
     if batch is None:
         arrays = [array[0] for array in arrays]
     elif layout == "LHE":
         arrays, options["layout"] = [array.swapaxes(-2, -3) for array in arrays], layout
-    return Case(*(stored(array, memory) for array in arrays), options, recipe)
+    query, key, value = (stored(array, memory) for array in arrays)
+    return Case(query, key, value, options, recipe)
 
 
 def stored(array: Array, memory: str) -> Array:
@@ -179,7 +180,7 @@ def poisoned(rng: np.random.Generator, query: Array, key: Array, value: Array, o
     keep = sr.sdpa_stages(query, key, value, **options).keep
     Hkv, (Hq, L, S) = key.shape[-3], keep.shape[-3:]
     group = keep.reshape(*keep.shape[:-3], Hkv, L * (Hq // Hkv if Hkv else 1), S)
-    unseen, idle = ~group.any(-2), ~keep.any(-1)
+    unseen, idle = np.asarray(~group.any(-2)), np.asarray(~keep.any(-1))
     return [_spoilt(rng, array, where) for array, where in ((query, idle), (key, unseen), (value, unseen))]
 
 
@@ -187,11 +188,11 @@ def _spoilt(rng: np.random.Generator, array: Array, where: Array) -> Array:
     """Return the array with NaN and infinity in the rows where all of `where`, over broadcast axes, agrees."""
     lead = array.shape[:-1]
     where = np.broadcast_to(where, np.broadcast_shapes(where.shape, lead))
-    where = where.all(tuple(range(where.ndim - len(lead))))
+    where = np.asarray(where.all(tuple(range(where.ndim - len(lead)))))
     axes = tuple(axis for axis, size in enumerate(lead) if size == 1 and where.shape[axis] != 1)
-    where = np.broadcast_to(where.all(axes, keepdims=True), lead)
+    spoil = np.broadcast_to(where.all(axes, keepdims=True), lead)
     bad = rng.choice([np.nan, np.inf, -np.inf], array.shape).astype(array.dtype)
-    return np.where(where[..., None], bad, array)
+    return np.where(spoil[..., None], bad, array)
 
 
 def bent(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -229,7 +230,7 @@ def _numbers(
     elif how == "integers":
         q, k, v = (np.round(2 * array) for array in (q, k, v))
     elif how == "low":
-        q, k = -16 * abs(q), 16 * abs(k)
+        q, k = -300 * abs(q), 300 * abs(k)
     elif how == "one key" and S:
         k[..., int(edge(rng, S, ())), :] *= 32
     elif how == "tiny":

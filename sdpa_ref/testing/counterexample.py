@@ -10,8 +10,7 @@ import numpy as np
 import sdpa_ref as sr
 from sdpa_ref import reference
 from sdpa_ref.problem import Problem
-from sdpa_ref.testing.bounds import wide
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.cases import Array
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.onnx_model import attention_model
@@ -74,7 +73,7 @@ if "got" in data:  # to test a kernel, put its output here
 
 
 def saved(directory: Path, name: str, command: str, failure: Failure, diagnosis: Diagnosis) -> tuple[list[Path], str]:
-    """Write the files of a failure and return their paths, and why there is no ONNX test ("" where there is).
+    """Write the files of a failure, and return them and why there is no ONNX test ("" where there is).
 
     Parameters
     ----------
@@ -93,11 +92,12 @@ def saved(directory: Path, name: str, command: str, failure: Failure, diagnosis:
     text = {"title": f"{name}: attention that fails", "message": described(failure, diagnosis), "command": command}
     script.write_text(_SCRIPT.format(**{key: _harmless(value) for key, value in text.items()}), encoding="utf-8")
     problem = Problem.of(*failure.case.arrays, **failure.case.options)
-    np.savez(archive, **_numbers(problem, failure))  # type: ignore[arg-type]
+    np.savez(archive, **_numbers(problem, failure))
     reason = _not_in_onnx(problem, failure)
     if reason:
         return [script, archive], reason
-    return [script, archive, *_node_test(directory / f"{stem}-onnx", problem)], ""
+    _write_node_test(directory / f"{stem}-onnx", problem)
+    return [script, archive, directory / f"{stem}-onnx"], ""
 
 
 def described(failure: Failure, diagnosis: Diagnosis) -> str:
@@ -153,7 +153,11 @@ def _not_in_onnx(p: Problem, failure: Failure) -> str:
     """Return why the failure is no ONNX node test, or ""."""
     if failure.what != "output":
         return f"the operator has no {failure.what}"
-    for name, used in (("sink", p.sink is not None), ("dropout", p.dropout is not None), ("score_mod", p.score_mod is not None)):
+    for name, used in (
+        ("sink", p.sink is not None),
+        ("dropout", p.dropout is not None),
+        ("score_mod", p.score_mod is not None),
+    ):
         if used:
             return f"the operator has no {name}"
     if p.scale <= 0:
@@ -167,8 +171,8 @@ def _not_in_onnx(p: Problem, failure: Failure) -> str:
     return ""
 
 
-def _node_test(directory: Path, p: Problem) -> list[Path]:
-    """Write model and data in the form of ONNX's own backend tests, and return the paths."""
+def _write_node_test(directory: Path, p: Problem) -> None:
+    """Write model and data in the form of ONNX's own backend tests."""
     from onnx import numpy_helper
 
     whole = p.rows(0, p.L)
@@ -182,7 +186,9 @@ def _node_test(directory: Path, p: Problem) -> list[Path]:
         given = np.reshape(given, (p.B, *given.shape[-3:]))
     attributes: dict[str, Any] = {"scale": p.scale} | ({} if p.softcap is None else {"softcap": p.softcap})
     model, feeds = attention_model(query, key, value, mask=given, **attributes)
-    options: dict[str, Any] = attributes if given is None else attributes | {"mask" if given.dtype == bool else "bias": given}
+    options: dict[str, Any] = (
+        attributes if given is None else attributes | {"mask" if given.dtype == bool else "bias": given}
+    )
     expected = sr.sdpa(query, key, value, backend="reference", **options)
     data = directory / "test_data_set_0"
     data.mkdir(parents=True, exist_ok=True)
@@ -192,4 +198,3 @@ def _node_test(directory: Path, p: Problem) -> list[Path]:
     files[data / "output_0.pb"] = numpy_helper.from_array(expected, "Y").SerializeToString()
     for path, content in files.items():
         path.write_bytes(content)
-    return list(files)

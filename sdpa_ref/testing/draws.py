@@ -62,26 +62,26 @@ def fitted(given: Case, claims: Capabilities) -> Case:
     arrays, options = list(given.arrays), dict(given.options)
     if not claims.broadcasting and arrays[0].ndim > 2:
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
-        arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:]))) for array in arrays]
+        arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:])), order="C") for array in arrays]
     if not claims.layouts == ("HLE", "LHE") and options.get("layout") == claims.layouts[0] == "HLE":
         del options["layout"]
     mask = options.get("mask")
     if mask is not None and not _taken(given, claims):
-        options["mask"] = dense(*arrays, options)
+        options["mask"] = dense(given)
         if not _has_alibi(options):
             options.pop("query_offset", None)
     if claims.bias == "same" and "bias" in options and not _has_alibi(options):
         options["bias"] = np.array(options["bias"]).astype(arrays[0].dtype)
         if not claims.mask_rows:
-            keep = dense(*arrays, options)
-            options["bias"] = np.array(np.broadcast_to(options["bias"], keep.shape))
+            full = dense(given).shape
+            options["bias"] = np.array(np.broadcast_to(options["bias"], full), order="C")
     return replace(given, query=arrays[0], key=arrays[1], value=arrays[2], options=options)
 
 
-def dense(query: Array, key: Array, value: Array, options: Mapping[str, Any]) -> Array:
+def dense(given: Case) -> Array:
     """Return the mask alone as a new boolean array ``(..., Hq, L, S)``."""
-    positional = {name: options[name] for name in ("mask", "query_offset", "layout") if name in options}
-    return np.array(sr.sdpa_stages(query, key, value, **positional).keep)
+    positional = {name: given.options[name] for name in ("mask", "query_offset", "layout") if name in given.options}
+    return np.array(sr.sdpa_stages(*given.arrays, **positional).keep, order="C")
 
 
 def parse(recipe: str) -> tuple[Words, int]:
@@ -123,11 +123,11 @@ def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
             if fewer:
                 fewer[0] = fewer[0].lstrip("&|")
                 yield words | {name: tuple(fewer)}
-    for name in ("L", "S", "E", "Ev"):
-        n = words[name]
+    for names in (("L",), ("S",), *((("E",), ("Ev",)) if claims.value_width else (("E", "Ev"),))):
+        n = words[names[0]]
         for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n - 1)):
             if 0 < fewer_n < n:
-                yield words | {name: fewer_n}
+                yield words | dict.fromkeys(names, fewer_n)
 
 
 def length(rng: np.random.Generator, claims: Capabilities, minimum: int = 1) -> int:

@@ -1,10 +1,11 @@
 """Error budgets for gradients, and derivatives by differences to hold them against.
 
-The bounds follow the steps of `sdpa_ref.testing.bounds`. A weight recomputed from the stored lse errs by its own error, the lse's,
-and that of exp; call the relative sum r. With ``dP = dO . v`` (gamma(Ev + 2)), the row sum ``D = sum w dP``, which may be taken
-as dO times the rounded output, and ``dS = w (dP - D + dlse)``, the error of dS is ``r |dS| + w (errors of dP and D)``; 16-bit kernels
-round w and dS before the products with K, Q and dO. Sums over S keys, L rows, the heads of a group and broadcast axes add
-gamma of their lengths. The terms are first order in r, which is why r is capped at 1 only by the weights themselves.
+The bounds follow `sdpa_ref.testing.bounds`, to first order. A weight that is computed again from the lse errs by
+its own error, by that of the lse and by that of exp; let r be their relative sum. ``dP = dO . v`` errs by gamma(Ev
++ 2), the row sum ``D = sum w dP`` by what its terms do, or is taken as dO times the rounded output; so ``dS = w (dP
+- D + dlse)`` errs by ``r |dS|`` and w times the errors of dP and D, with sums of absolute values for dS. 16-bit
+kernels round w and dS before the products with Q, K and dO. The sums over keys, rows, the heads of a group and
+broadcast axes add gamma of their lengths.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class Declined(Exception):
     """The target said that it does not solve this problem."""
 
 
-def called(function: Callable[..., Any], case: Case, *arrays: Any, **options: Any) -> Any:
+def called(function: Callable[..., Any] | None, case: Case, *arrays: Any, **options: Any) -> Any:
     """Return what a function of the target returns, or the Failure that it raised.
 
     Raises
@@ -52,6 +52,7 @@ def called(function: Callable[..., Any], case: Case, *arrays: Any, **options: An
     Declined
         For a NotImplementedError.
     """
+    assert function is not None  # a target has the functions of its claims
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -93,9 +94,10 @@ def empty_rows(case: Case, what: str = "output") -> tuple[Array, Array]:
     whole = problem.rows(0, problem.L)
     scores = reference.stages(whole).biased  # -inf where a key is dropped
     empty, masked = ~(scores > -np.inf).any(-1), ~reference._visible(whole._replace(bias=None)).any(-1)
+    pair = np.asarray(empty), np.asarray(masked)
     if what == "weights":
-        return (empty[0], masked[0]) if problem.headless else (empty, masked)
-    return problem.to_caller(empty, rows_last=True), problem.to_caller(masked, rows_last=True)
+        return (pair[0][0], pair[1][0]) if problem.headless else pair
+    return problem.to_caller(pair[0], rows_last=True), problem.to_caller(pair[1], rows_last=True)
 
 
 def _with_claims(budget: Budget, case: Case, claims: Capabilities, what: What) -> Budget:

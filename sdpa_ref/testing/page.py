@@ -5,27 +5,44 @@ from html import escape
 from sdpa_ref.testing import pictures
 from sdpa_ref.testing.cases import Array
 from sdpa_ref.testing.counterexample import described
+from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.report import Finding, summary, unseen
 from sdpa_ref.testing.runner import Outcome, Run
 
 _LEAST = 160  # pixels that the longer side of a picture gets at least
+_MOST_ZOOM = 16
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2733; background: #fff }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
+  color: #1c2733; background: #fff }
+h1 { font-size: 1.5rem; margin-bottom: 0 }
+h2 { font-size: 1.1rem; margin-top: 2rem }
 p.about { color: #5b6875; margin-top: .2rem }
 p.verdict { font-size: 1.1rem; padding: .5rem .8rem; border-radius: .4rem }
-.passed { background: #e3f4e6; color: #14532d } .failed { background: #fde3e3; color: #8b1018 }
-.declined, .not-run { background: #fdf3d7; color: #6b4e00 } .not-claimed { color: #8a949e }
-table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums } td.status { white-space: nowrap }
+.passed { background: #e3f4e6; color: #14532d }
+.failed { background: #fde3e3; color: #8b1018 }
+.declined, .not-run { background: #fdf3d7; color: #6b4e00 }
+.not-claimed { color: #76828e }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
+td.status { white-space: nowrap }
 section.failure { border: 1px solid #f1b5b5; border-radius: .4rem; padding: 0 1rem 1rem; margin: 1rem 0 }
-pre { background: #f5f7f9; padding: .6rem .8rem; overflow-x: auto; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere }
-figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: top } figcaption { color: #5b6875; font-size: .85rem }
+pre { background: #f5f7f9; padding: .6rem .8rem; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere }
+figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: top }
+figcaption { color: #5b6875; font-size: .85rem }
 img { image-rendering: pixelated; border: 1px solid #c8d0d8 }
-@media (prefers-color-scheme: dark) { body { color: #dbe3ea; background: #14191f } pre { background: #1f262e }
-  th, td { border-color: #2b343d } p.about, figcaption { color: #93a0ad } .passed { background: #173a22; color: #b9ebc6 }
-  .failed { background: #451a1e; color: #ffc9c9 } .declined, .not-run { background: #42360f; color: #f4deb0 } }
+@media (prefers-color-scheme: dark) {
+  body { color: #dbe3ea; background: #14191f }
+  pre { background: #1f262e }
+  th, td { border-color: #2b343d }
+  p.about, figcaption { color: #93a0ad }
+  .passed { background: #173a22; color: #b9ebc6 }
+  .failed { background: #451a1e; color: #ffc9c9 }
+  .declined, .not-run { background: #42360f; color: #f4deb0 }
+}
 """
+_LEGEND = """<p class="about">Errors are in units of what is allowed: from white to blue up to 1, from orange to
+dark red beyond, to 1000. Weights go from white, 0, to blue, 1; red is neither.</p>"""
 
 
 def page(run: Run, found: tuple[Finding, ...]) -> str:
@@ -35,7 +52,7 @@ def page(run: Run, found: tuple[Finding, ...]) -> str:
         f"<h1>{escape(run.target.name)}</h1>",
         f'<p class="about">{escape(run.target.about)}</p>',
         f'<p class="verdict {verdict}">{escape(summary(run))}</p>',
-        *(["<h2>Failures</h2>", *map(_failure, found)] if found else []),
+        *(["<h2>Failures</h2>", _LEGEND, *map(_failure, found)] if found else []),
         "<h2>Properties</h2>",
         _properties(run),
         "<h2>What the tolerance could see</h2>",
@@ -61,48 +78,61 @@ def _properties(run: Run) -> str:
         status = outcome.status
         counts = "".join(f'<td class="number">{outcome.cases[dtype] or ""}</td>' for dtype in dtypes)
         rows.append(
-            f'<tr><td>{escape(outcome.property)}</td><td class="status {status.replace(" ", "-")}">{status}</td>{counts}'
-            f"<td>{escape(_note(outcome))}</td></tr>"
+            f'<tr><td>{escape(outcome.law.name)}</td><td class="status {status.replace(" ", "-")}">{status}</td>'
+            f"{counts}<td>{escape(_note(outcome))}</td></tr>"
         )
-    return f"<table><thead><tr><th>property</th><th>result</th>{head}<th></th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    top = f"<thead><tr><th>property</th><th>result</th>{head}<th></th></tr></thead>"
+    return f"<table>{top}<tbody>{''.join(rows)}</tbody></table>"
 
 
 def _note(outcome: Outcome) -> str:
     if outcome.missing:
         return f"needs {outcome.missing}"
     declined = "; ".join(f"declined {n}: {reason}" for reason, n in outcome.declined.items())
-    return f"{outcome.about} {declined}".strip()
+    return f"{outcome.law.about} {declined}".strip()
 
 
 def _failure(finding: Finding) -> str:
-    diagnosis, figures = finding.diagnosis, []
-    if diagnosis.first is not None and diagnosis.units is not None:
-        b, h, _ = diagnosis.first
-        where = f"batch {', '.join(map(str, b))}, head {h}" if b else f"head {h}"
-        figures.append(_figure(pictures.errors(diagnosis.units), diagnosis.units, f"error of the output, {where}: rows down, columns of V across"))
-    if diagnosis.weights is not None and diagnosis.right_weights is not None:
-        figures.append(_figure(pictures.shares(diagnosis.weights), diagnosis.weights, "weights: rows down, keys across"))
-        figures.append(_figure(pictures.shares(diagnosis.right_weights), diagnosis.right_weights, "weights as they should be"))
+    first = ""
+    if finding.found and finding.at_first and finding.found.case.recipe != finding.failure.case.recipe:
+        first = f"<p>Found in <code>{escape(finding.found.case.recipe)}</code></p>{_figures(finding.at_first)}"
     return (
-        f'<section class="failure" id="{escape(finding.outcome.property.replace(" ", "-"))}">'
-        f"<h3>{escape(finding.outcome.property)}</h3><p>{escape(finding.outcome.about)}</p>"
-        f"<pre>{escape(described(finding.failure, diagnosis))}</pre>{''.join(figures)}"
-        f"<p>Run it again:</p><pre>{escape(finding.command)}</pre>"
-        f"<p>Found in <code>{escape(finding.outcome.found)}</code></p></section>"
+        f'<section class="failure" id="{escape(finding.law.name.replace(" ", "-"))}">'
+        f"<h3>{escape(finding.law.name)}</h3><p>{escape(finding.law.about)}</p>"
+        f"<pre>{escape(described(finding.failure, finding.diagnosis))}</pre>{_figures(finding.diagnosis)}"
+        f"<p>Run it again:</p><pre>{escape(finding.command)}</pre>{first}</section>"
     )
+
+
+def _figures(diagnosis: Diagnosis) -> str:
+    """Return the pictures of the first wrong head."""
+    if diagnosis.first is None or diagnosis.units is None:
+        return ""
+    b, h, _ = diagnosis.first
+    where = f"batch {', '.join(map(str, b))}, head {h}" if b else f"head {h}"
+    drawn = [
+        _figure(pictures.errors(diagnosis.units), diagnosis.units, f"error, {where}: rows down, columns of V across")
+    ]
+    if diagnosis.weights is not None and diagnosis.right_weights is not None:
+        drawn.append(_figure(pictures.shares(diagnosis.weights), diagnosis.weights, "weights: rows down, keys across"))
+        drawn.append(
+            _figure(pictures.shares(diagnosis.right_weights), diagnosis.right_weights, "weights as they should be")
+        )
+    return "".join(drawn)
 
 
 def _figure(address: str, array: Array, caption: str) -> str:
     height, width = array.shape
-    zoom = max(1, _LEAST // max(height, width, 1))
+    zoom = min(_MOST_ZOOM, max(1, _LEAST // max(height, width, 1)))
     size = f'width="{width * zoom}" height="{height * zoom}"'
-    return f'<figure><img src="{address}" {size} alt="{escape(caption)}"><figcaption>{escape(caption)}</figcaption></figure>'
+    text = escape(caption)
+    return f'<figure><img src="{address}" {size} alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
 def _power(run: Run) -> str:
     rows = "".join(
-        f'<tr><td>{escape(s.fault)}</td><td class="number">{s.seen} of {s.cases}</td><td class="number">{s.longest_seen}</td>'
-        f'<td class="number">{s.longest}</td></tr>'
+        f'<tr><td>{escape(s.fault)}</td><td class="number">{s.seen} of {s.cases}</td>'
+        f'<td class="number">{s.longest_seen}</td><td class="number">{s.longest}</td></tr>'
         for s in run.sights
     )
     blind = "".join(f"<li>{escape(line)}</li>" for line in unseen(run))
@@ -117,6 +147,10 @@ def _power(run: Run) -> str:
 def _claims(run: Run) -> str:
     rows = []
     for name, claim in run.target.capabilities.as_dict().items():
-        text = ", ".join(map(str, claim)) if isinstance(claim, (list, tuple)) else {True: "yes", False: "no"}.get(claim, claim)
+        text = (
+            ", ".join(map(str, claim))
+            if isinstance(claim, (list, tuple))
+            else {True: "yes", False: "no"}.get(claim, claim)
+        )
         rows.append(f"<tr><td>{escape(name)}</td><td>{escape(str('none' if text in ('', None) else text))}</td></tr>")
     return f"<table><tbody>{''.join(rows)}</tbody></table>"

@@ -1,7 +1,8 @@
 """A run as data for JSON, and as a table for the terminal."""
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,44 +11,73 @@ import sdpa_ref
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis, diagnosed
 from sdpa_ref.testing.judge import Failure
-from sdpa_ref.testing.runner import Outcome, Run
+from sdpa_ref.testing.properties import Property
+from sdpa_ref.testing.runner import Run
+from sdpa_ref.testing.target import Target
 
 MARKS = {"passed": "green", "failed": "bold red", "not claimed": "dim", "declined": "yellow", "not run": "yellow"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A failure with its diagnosis, and the command that runs its case again."""
+    """A failure with its diagnosis, and the command that runs its case again.
 
-    outcome: Outcome
+    Attributes
+    ----------
+    law : Property
+    failure : Failure
+    diagnosis : Diagnosis
+    command : str
+    found : Failure, optional
+        Before it was shrunk.
+    at_first : Diagnosis, optional
+        Of that.
+    """
+
+    law: Property
     failure: Failure
     diagnosis: Diagnosis
     command: str
+    found: Failure | None = None
+    at_first: Diagnosis | None = None
 
 
-def findings(run: Run, word: str, *options: str) -> tuple[Finding, ...]:
-    """Return the failures of a run.
+def finding(target: Target, law: Property, failure: Failure, word: str, *options: str) -> Finding:
+    """Return the finding of a failure of the law.
 
     Parameters
     ----------
-    run : Run
+    target : Target
+    law : Property
+    failure : Failure
     word : str
-        That names the target.
+        That names the target on the command line.
     *options : str
         Of the command line, which a replay needs again.
     """
+    command = shlex.join(["sdpa-ref", "check", word, *options, "--property", law.name])
+    again = f'{command} --case "{failure.case.recipe}"'  # a recipe has no double quotes
+    return Finding(law, failure, diagnosed(target, failure), again)
+
+
+def findings(run: Run, word: str, *options: str) -> tuple[Finding, ...]:
+    """Return the failures of a run, as `finding` does, and what they were before they were shrunk."""
     found = []
-    for outcome in run.failures:
-        assert outcome.failure is not None
-        parts = ["sdpa-ref", "check", word, *options, "--property", outcome.property, "--case", outcome.failure.case.recipe]
-        diagnosis = diagnosed(run.target, outcome.failure)
-        found.append(Finding(outcome, outcome.failure, diagnosis, shlex.join(parts)))
+    for o in run.outcomes:
+        if o.failure and o.found:
+            shrunk = finding(run.target, o.law, o.failure, word, *options)
+            found.append(replace(shrunk, found=o.found, at_first=diagnosed(run.target, o.found)))
     return tuple(found)
+
+
+def claims_options(manifest: Path | None, strict: bool) -> list[str]:
+    """Return the options of the command line that say what the target claims."""
+    return [*(["--manifest", str(manifest)] if manifest else []), *(["--strict"] if strict else [])]
 
 
 def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
     """Return the run in types that JSON has."""
-    failures = {finding.outcome.property: _failure(finding) for finding in found}
+    failures = {one.law.name: _failure(one) for one in found}
     return {
         "target": run.target.name,
         "about": run.target.about,
@@ -59,13 +89,13 @@ def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
         "capabilities": run.target.capabilities.as_dict(),
         "properties": [
             {
-                "name": outcome.property,
-                "about": outcome.about,
+                "name": outcome.law.name,
+                "about": outcome.law.about,
                 "status": outcome.status,
                 "cases": dict(outcome.cases),
                 "missing": outcome.missing,
                 "declined": dict(outcome.declined),
-                "failure": failures.get(outcome.property),
+                "failure": failures.get(outcome.law.name),
             }
             for outcome in run.outcomes
         ],
@@ -106,29 +136,34 @@ def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
         if outcome.status != "not claimed":
             note = "; ".join(f"declined {n}: {reason}" for reason, n in outcome.declined.items())
             cases = str(sum(outcome.cases.values()))
-            table.add_row(outcome.property, f"[{MARKS[outcome.status]}]{outcome.status}[/]", cases, _plain(note or outcome.about))
+            table.add_row(
+                outcome.law.name,
+                f"[{MARKS[outcome.status]}]{outcome.status}[/]",
+                cases,
+                _plain(note or outcome.law.about),
+            )
     console.print(f"{run.target.name}: {run.target.about}" if run.target.about else run.target.name, markup=False)
     console.print(table)
-    for finding in found:
-        console.print(f"FAILED {finding.outcome.property}: {finding.outcome.about}", style="bold red", markup=False)
-        console.print(f"{described(finding.failure, finding.diagnosis)}\nagain: {finding.command}\n", markup=False, soft_wrap=True)
+    for one in found:
+        console.print(f"FAILED {one.law.name}: {one.law.about}", style="bold red", markup=False)
+        console.print(f"{described(one.failure, one.diagnosis)}\nagain: {one.command}\n", markup=False, soft_wrap=True)
     missing = [o for o in run.outcomes if o.missing]
     if missing:
-        listed = ", ".join(f"{o.property} ({o.missing})" for o in missing)
+        listed = ", ".join(f"{o.law.name} ({o.missing})" for o in missing)
         console.print(f"not claimed, and so not tested: {listed}", markup=False)
     if blind := unseen(run):
         console.print("what this run's tolerance could not see at its shapes:", *blind, sep="\n  ", markup=False)
     console.print(summary(run), markup=False)
 
 
-def _failure(finding: Finding) -> dict[str, Any]:
-    diagnosis = finding.diagnosis
+def _failure(one: Finding) -> dict[str, Any]:
+    diagnosis = one.diagnosis
     return {
-        "what": finding.failure.what,
-        "message": finding.failure.message,
-        "case": finding.failure.case.recipe,
-        "found": finding.outcome.found,
-        "again": finding.command,
+        "what": one.failure.what,
+        "message": one.failure.message,
+        "case": one.failure.case.recipe,
+        "found": one.found.case.recipe if one.found else None,
+        "again": one.command,
         "first": None if diagnosis.first is None else dict(zip("bhi", diagnosis.first, strict=True)),
         "units": diagnosis.worst if np.isfinite(diagnosis.worst) else None,
         "blame": diagnosis.blame,

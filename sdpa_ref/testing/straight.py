@@ -10,7 +10,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def straight(p: Problem, keep: Array, acc: Any) -> Result:
-    """Return output, lse and weights computed in `acc`, with 16-bit weights in the product with V where inputs have 16 bits.
+    """Return output, lse and weights computed in `acc`, the product with V from 16-bit weights for 16-bit inputs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for attention: they draw shapes, words and a seed; `sdpa_ref.testing.cases` makes the arrays."""
+"""Hypothesis strategies for attention: they draw words and a seed; `sdpa_ref.testing.cases` makes the arrays."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -26,7 +26,7 @@ def _joined(words: list[str]) -> SearchStrategy[tuple[str, ...]]:
     if "packed" in words:  # it must be joined by & at the top
         return st.just(tuple(f"&{word}" for word in words))
     joints = st.sampled_from(["&", "|", "&~", "|~"])
-    return st.tuples(*(joints.map(lambda joint, word=word: joint + word) for word in words))
+    return st.tuples(*(st.builds(str.__add__, joints, st.just(word)) for word in words))
 
 
 def cases(**words: Any) -> SearchStrategy[Case]:

@@ -6,8 +6,8 @@ an option that is not set is not passed, and an option that is not claimed is ne
 - ``forward(query, key, value, **options) -> output``;
 - ``state(query, key, value, **options) -> (output, lse)``, optional, never with a sink;
 - ``weights(query, key, **options) -> weights (..., Hq, L, S)``, optional;
-- ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, perhaps with
-  ``grad_lse=``; the last two are None for what was not given;
+- ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional; the last
+  two are None for what was not given;
 - ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional; `AttentionState` stands in.
 
 A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
@@ -16,9 +16,9 @@ From the outside a target is named by one word:
 
 - the name of a backend (``numba``), which claims everything;
 - the name of an adapter in `sdpa_ref.testing.adapters` (``torch``), which claims what that library documents;
-- ``module:name`` or ``path/to/file.py:name``, where the name is that of a `Target`, of a function without arguments that
-  returns one, or of a plain function `forward`, whose claims are its attribute ``capabilities`` (a `Capabilities` or a
-  dictionary), else those of a manifest, else what its keywords say.
+- ``module:name`` or ``path/to/file.py:name``, the name of a `Target`, of a function without arguments that returns one,
+  or of a plain function `forward`, whose claims are those of a manifest, else its attribute ``capabilities`` (a
+  `Capabilities` or a dictionary), else what its keywords say.
 """
 
 import importlib.util
@@ -60,13 +60,13 @@ class Target:
 
     Examples
     --------
-    >>> from sdpa_ref.testing import check
+    >>> from sdpa_ref.testing.runner import check
     >>> import numpy as np
     >>> def uniform(query, key, value):
     ...     mean = value.mean(-2, keepdims=True)
     ...     return np.broadcast_to(mean, (*query.shape[:-1], value.shape[-1]))
     >>> run = check(Target("uniform", uniform, Capabilities()), seconds=5)
-    >>> run.passed, run.failures[0].property
+    >>> run.passed, run.failures[0].law.name
     (False, 'plain')
     """
 

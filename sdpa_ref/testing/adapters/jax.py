@@ -1,7 +1,8 @@
 """``jax.nn.dot_product_attention``, the XLA implementation.
 
-Not claimed: float64, whose softmax is taken in float32; float16, whose products a processor lacks; lse in 16-bit types, which has the type of the keys. A row that
-sees no key gives the mean of all values, because masked scores become a large finite number.
+Not claimed: float64, whose softmax is taken in float32; float16, whose products processors lack; lse in 16-bit types,
+which has the type of the keys. A row that sees no key gives the mean of all values, since masked scores become a large
+finite number.
 """
 
 from functools import partial

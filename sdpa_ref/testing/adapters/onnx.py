@@ -20,7 +20,7 @@ _OPSET = 25
 def target() -> Target:
     """Return ONNX's reference evaluator as a target."""
     import onnx
-    import onnx.reference  # noqa: F401 - as early as the version
+    import onnx.reference
 
     claims = Capabilities(
         dtypes=("float32", "float64"),
@@ -60,4 +60,5 @@ def _forward(
     elif mask is not None:
         given = mask
     model, feeds = attention_model(query, key, value, mask=given, lengths=lengths, opset=_OPSET, **attributes)
-    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    (output,) = ReferenceEvaluator(model).run(None, feeds)
+    return np.asarray(output)

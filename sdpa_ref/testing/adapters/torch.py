@@ -88,5 +88,5 @@ def _array(tensor: Any) -> Array:
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes
 
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())

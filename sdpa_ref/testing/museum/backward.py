@@ -49,23 +49,29 @@ def gradients(call: Call, d_output: Array, d_lse: Array | None) -> Inner:
     k = call.kernel
     query, key, value = k.operands(call)
     state, nonempty = k.attended(call)
-    lse = k.finish(state, nonempty)[1][..., None]
+    lse = k.finish(call, state, nonempty)[1][..., None]
     s = k.scores(call, query, key, slice(None))
-    seen = np.broadcast_to(k.visible(call), call.shape) & nonempty[..., None]
+    seen = np.broadcast_to(k.seen_again(call), call.shape) & nonempty[..., None]
     incoming = np.zeros_like(lse) if d_lse is None else d_lse[..., None]
-    w = k.weights_again(s.final, lse, seen)
+    w = k.weights_again(call, s.final, lse, seen)
     p = Pieces(seen, w, np.broadcast_to(k.kept(call), call.shape), d_output, incoming, query, key, value, lse)
-    d_final = k.d_scores(p)
+    d_final = k.d_scores(call, p)
     d_biased = d_final
     if call.score_mod is not None:
         b, h, i, j = np.ogrid[tuple(map(slice, call.shape))]
         d_biased = np.where(seen, d_final * call.score_mod.derivative(s.biased, b, h, i, j), 0).astype(call.acc)
-    d_capped = d_biased if call.softcap is None else np.where(seen, k.through_cap(d_biased, s.capped, call), 0)
-    d_sink = None if call.sink is None else k.d_sink(p, call)
-    return Inner(*k.d_inputs(p, d_capped.astype(call.acc), call), d_biased, d_sink)
+    d_capped = d_biased if call.softcap is None else np.where(seen, k.through_cap(call, d_biased, s.capped), 0)
+    d_sink = None if call.sink is None else k.d_sink(call, p)
+    return Inner(*k.d_inputs(call, p, d_capped.astype(call.acc)), d_biased, d_sink)
 
 
-def weights_again(s: Array, lse: Array, seen: Array) -> Array:
+def seen_again(call: Call) -> Array:
+    """Return which keys each query sees."""
+    seen: Array = call.kernel.visible(call)
+    return seen
+
+
+def weights_again(call: Call, s: Array, lse: Array, seen: Array) -> Array:
     """Return the weights before dropout."""
     return np.where(seen, np.exp(s - np.where(seen, lse, 0)), 0).astype(s.dtype)
 
@@ -76,25 +82,25 @@ def row_sum(p: Pieces) -> Array:
     return total
 
 
-def d_scores(p: Pieces) -> Array:
+def d_scores(call: Call, p: Pieces) -> Array:
     """Return the gradient by the scores that go into the softmax."""
     d_weights = p.kept * product(p.d_output, p.value)
     return np.where(p.seen, p.w * (d_weights - row_sum(p) + p.d_lse), 0).astype(p.w.dtype)
 
 
-def through_cap(d: Array, capped: Array, call: Call) -> Array:
+def through_cap(call: Call, d: Array, capped: Array) -> Array:
     """Return the gradient by the scores before the soft cap."""
     return d * (1 - (capped / call.acc.type(call.softcap)) ** 2)
 
 
-def d_inputs(p: Pieces, d: Array, call: Call) -> tuple[Array, Array, Array]:
+def d_inputs(call: Call, p: Pieces, d: Array) -> tuple[Array, Array, Array]:
     """Return the gradients by query, and by the keys and values of each query head; `d` is that by the raw scores over scale."""
     d = call.acc.type(call.kernel.scale(call)) * d
     back = [np.ascontiguousarray(x.swapaxes(-1, -2)) for x in (d, p.w * p.kept, p.seen)]
     return mixed(d, p.seen, p.key), mixed(back[0], back[2], p.query), mixed(back[1], back[2], p.d_output)
 
 
-def d_sink(p: Pieces, call: Call) -> Array:
+def d_sink(call: Call, p: Pieces) -> Array:
     """Return the gradient by the sink of each head."""
     sink = np.broadcast_to(np.asarray(call.sink, call.acc), call.shape[1:2])[:, None, None]
     share = np.where(p.lse == -np.inf, 0, np.exp(sink - p.lse))
@@ -102,18 +108,18 @@ def d_sink(p: Pieces, call: Call) -> Array:
     return total
 
 
-def of_group(gradient: Array, Hkv: int) -> Array:
+def of_group(call: Call, gradient: Array) -> Array:
     """Return the gradient by keys or values: the sum over the query heads that read them."""
-    B, Hq, *rest = gradient.shape
+    (B, Hq, *rest), Hkv = gradient.shape, call.key.shape[1]
     total: Array = gradient.reshape(B, Hkv if Hq else 0, Hq // max(1, Hkv), *rest).sum(2)
     return total if Hq else np.zeros((B, Hkv, *rest), gradient.dtype)
 
 
-def as_given(inner: Inner, call: Call, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_given(call: Call, inner: Inner, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the gradients in the types and shapes of the arguments."""
     query, key, value, bias, sink = given
-    Hkv, k = call.key.shape[1], call.kernel
-    heads = inner.query, k.of_group(inner.key, Hkv), k.of_group(inner.value, Hkv)
+    k = call.kernel
+    heads = inner.query, k.of_group(call, inner.key), k.of_group(call, inner.value)
     own = tuple(
         summed(call.to_caller(x) if not call.headless else x[0], like)
         for x, like in zip(heads, (query, key, value), strict=True)

@@ -59,9 +59,9 @@ def tiles(call: Call) -> Iterator[slice]:
     return (slice(j, min(j + TILE, S)) for j in range(0, S, TILE))
 
 
-def of_heads(array: Array, Hq: int, name: str) -> Array:
+def of_heads(call: Call, array: Array, name: str) -> Array:
     """Return the keys or values (`name`) with a head for each query head: query head h reads ``h // group``."""
-    return np.repeat(array, Hq // max(1, array.shape[1]), axis=1)
+    return np.repeat(array, call.shape[1] // max(1, array.shape[1]), axis=1)
 
 
 def scale(call: Call) -> float:
@@ -70,7 +70,7 @@ def scale(call: Call) -> float:
     return (E**-0.5 if E else 1.0) if call.scale is None else float(call.scale)
 
 
-def capped(s: Array, call: Call) -> Array:
+def capped(call: Call, s: Array) -> Array:
     """Return the scores after the soft cap."""
     if call.softcap is None:
         return s
@@ -103,7 +103,7 @@ def slope(slopes: Array, ahead: Array) -> Array:
 def scores(call: Call, query: Array, key: Array, keys: slice) -> Stages:
     """Return the scores of some keys: scale, soft cap, biases, `score_mod`, in this order."""
     k = call.kernel
-    capped = k.capped(call.acc.type(k.scale(call)) * product(query, key[:, :, keys]), call)
+    capped = k.capped(call, call.acc.type(k.scale(call)) * product(query, key[:, :, keys]))
     biased = capped
     if arrays_of(call.biases):
         biased = biased + k.bias(call, keys)
@@ -116,7 +116,7 @@ def scores(call: Call, query: Array, key: Array, keys: slice) -> Stages:
     return Stages(capped, biased, np.broadcast_to(final, biased.shape).astype(call.acc))
 
 
-def fold(state: State, s: Array, keep: Array, values: Array, kept: Array) -> State:
+def fold(call: Call, state: State, s: Array, keep: Array, values: Array, kept: Array) -> State:
     """Return the state after some more keys, with their scores, visibility, values and dropout factors."""
     m = np.maximum(state.m, np.where(keep, s, -np.inf).max(-1, initial=-np.inf))
     base = np.where(m == -np.inf, 0, m).astype(m.dtype)
@@ -125,7 +125,7 @@ def fold(state: State, s: Array, keep: Array, values: Array, kept: Array) -> Sta
     return State(m, state.z * shrink + e.sum(-1), state.o * shrink[..., None] + mixed(e * kept, keep, values))
 
 
-def with_sink(state: State, call: Call) -> State:
+def with_sink(call: Call, state: State) -> State:
     """Return the state with a logit a head that only adds to the denominator."""
     if call.sink is None:
         return state
@@ -136,7 +136,7 @@ def with_sink(state: State, call: Call) -> State:
     return State(m, state.z * shrink + np.exp(sink - base), state.o * shrink[..., None])
 
 
-def finish(state: State, seen: Array) -> tuple[Array, Array]:
+def finish(call: Call, state: State, seen: Array) -> tuple[Array, Array]:
     """Return output and lse; `seen` is False for rows that have no kept score above -inf."""
     output = state.o / np.where(state.z == 0, 1, state.z)[..., None].astype(state.o.dtype)
     m = np.where(state.m == -np.inf, 0, state.m)
@@ -150,12 +150,12 @@ def kept(call: Call) -> Array:
     return call.dropout.keep(call.shape) * call.acc.type(1 / (1 - call.dropout.p))
 
 
-def rounded(array: Array, call: Call) -> Array:
+def rounded(call: Call, array: Array) -> Array:
     """Return the output or the weights in the type of the result."""
     return array.astype(call.dtype)
 
 
-def rounded_lse(lse: Array, call: Call) -> Array:
+def rounded_lse(call: Call, lse: Array) -> Array:
     """Return the lse in the type of the sums."""
     return lse.astype(call.acc)
 
@@ -198,6 +198,7 @@ class Kernel:
     rounded: Step = rounded
     rounded_lse: Step = rounded_lse
     merge: Step = merge
+    seen_again: Step = backward.seen_again
     weights_again: Step = backward.weights_again
     d_scores: Step = backward.d_scores
     through_cap: Step = backward.through_cap
@@ -209,21 +210,21 @@ class Kernel:
     def forward(self, query: Array, key: Array, value: Array, **options: Any) -> Array:
         """Return the output, as `sdpa` does."""
         call = arranged(self, query, key, value, options)
-        return call.to_caller(self.rounded(self.finish(*self.attended(call))[0], call))
+        return call.to_caller(self.rounded(call, self.finish(call, *self.attended(call))[0]))
 
     def state(self, query: Array, key: Array, value: Array, **options: Any) -> tuple[Array, Array]:
         """Return output and lse, as `sdpa_state` does."""
         call = arranged(self, query, key, value, options)
-        output, lse = self.finish(*self.attended(call))
-        return call.to_caller(self.rounded(output, call)), call.to_caller(
-            self.rounded_lse(lse, call), lengths_last=True
+        output, lse = self.finish(call, *self.attended(call))
+        return call.to_caller(self.rounded(call, output)), call.to_caller(
+            self.rounded_lse(call, lse), lengths_last=True
         )
 
     def weights(self, query: Array, key: Array, **options: Any) -> Array:
         """Return the weights after dropout, as `sdpa_weights` does."""
         call = arranged(self, query, key, key, options)
         state, _ = self.attended(call)
-        weights = self.rounded(self.weights_of(call, state) * self.kept(call), call)
+        weights = self.rounded(call, self.weights_of(call, state) * self.kept(call))
         return weights[0, 0] if call.headless else weights.reshape(*call.batch, *weights.shape[1:])
 
     def vjp(self, query: Array, key: Array, value: Array, grad_output: Array, **options: Any) -> tuple[Any, ...]:
@@ -235,7 +236,7 @@ class Kernel:
             call.from_caller(grad_output),
             None if grad_lse is None else call.from_caller(grad_lse, lengths_last=True),
         )
-        return self.as_given(backward.gradients(call, *incoming), call, given)  # type: ignore[no-any-return]
+        return self.as_given(call, backward.gradients(call, *incoming), given)  # type: ignore[no-any-return]
 
     def attended(self, call: Call) -> tuple[State, Array]:
         """Return the state after all keys and the sink, and which rows have a kept score above -inf."""
@@ -245,14 +246,14 @@ class Kernel:
         state = self.start(call)
         for keys in self.tiles(call):
             s = self.scores(call, query, key, keys).final
-            state = self.fold(state, s, keep[..., keys], value[:, :, keys], kept[..., keys])
-        return self.with_sink(state, call), state.m != -np.inf
+            state = self.fold(call, state, s, keep[..., keys], value[:, :, keys], kept[..., keys])
+        return self.with_sink(call, state), state.m != -np.inf
 
     def operands(self, call: Call) -> tuple[Array, Array, Array]:
         """Return query, key and value in the type of the sums, each with Hq heads."""
         wide = [array.astype(call.acc) for array in (call.query, call.key, call.value)]
         return wide[0], *(
-            self.of_heads(x, call.shape[1], name) for x, name in zip(wide[1:], ("key", "value"), strict=True)
+            self.of_heads(call, x, name) for x, name in zip(wide[1:], ("key", "value"), strict=True)
         )
 
     def weights_of(self, call: Call, state: State) -> Array:

@@ -25,12 +25,14 @@ def mask_inverted(mask: Any, at: At, call: Call) -> Array:
 
 
 @fault("fold")
-def mask_multiplied_in(state: kernel.State, s: Array, keep: Array, values: Array, kept: Array) -> kernel.State:
+def mask_multiplied_in(
+    call: Call, state: kernel.State, s: Array, keep: Array, values: Array, kept: Array
+) -> kernel.State:
     """Scores are multiplied by the mask, so that a masked key keeps the weight of a score of 0.
 
     https://github.com/openxla/xla/pull/11444
     """
-    return kernel.fold(state, s * keep, np.ones_like(keep), values, kept)
+    return kernel.fold(call, state, s * keep, np.ones_like(keep), values, kept)
 
 
 @fault("scores")

@@ -117,7 +117,7 @@ def bias_read_as_float16(call: Call, keys: slice) -> Array:
 def bias_rounded(call: Call, keys: slice) -> Array:
     """The bias is rounded to the 16 bits of the query before it is added.
 
-    https://github.com/huggingface/transformers/issues/47743
+    https://github.com/xlite-dev/ffpa-attn/pull/170
     """
     return kernel.bias(call, keys).astype(call.dtype).astype(call.acc)
 
@@ -133,7 +133,7 @@ def bias_overflows(call: Call, keys: slice) -> Array:
 
 
 @fault("capped")
-def softcap_ignored(s: Array, call: Call) -> Array:
+def softcap_ignored(call: Call, s: Array) -> Array:
     """The soft cap is taken and not applied.
 
     https://github.com/sgl-project/sgl-kernel-xpu/pull/491
@@ -142,21 +142,12 @@ def softcap_ignored(s: Array, call: Call) -> Array:
 
 
 @fault("capped")
-def softcap_times_the_score(s: Array, call: Call) -> Array:
+def softcap_times_the_score(call: Call, s: Array) -> Array:
     """The tangent multiplies the score instead of the cap, so that nothing is capped.
 
     https://github.com/unslothai/unsloth-zoo/pull/593
     """
     return s if call.softcap is None else s * np.tanh(s / call.acc.type(call.softcap))
-
-
-@fault("capped")
-def softcap_of_a_ratio(s: Array, call: Call) -> Array:
-    """The cap is x / (1 + |x| / cap) instead of a hyperbolic tangent.
-
-    https://keras.io/api/ops/nn/#dotproductattention-function
-    """
-    return s if call.softcap is None else s / (1 + abs(s) / call.acc.type(call.softcap))
 
 
 @fault("scores")
@@ -170,15 +161,17 @@ def softcap_after_the_bias(call: Call, query: Array, key: Array, keys: slice) ->
         return stages
     raw = call.acc.type(kernel.scale(call)) * product(query, key[:, :, keys])
     extra = stages.biased - stages.capped
-    return stages._replace(final=kernel.capped(raw + extra, call))
+    return stages._replace(final=kernel.capped(call, raw + extra))
 
 
 @fault("fold")
 def softcap_after_the_mask(
-    state: kernel.State, s: Array, keep: Array, values: Array, kept: Array
+    call: Call, state: kernel.State, s: Array, keep: Array, values: Array, kept: Array
 ) -> kernel.State:
-    """A masked score of -inf becomes minus the cap, here -2, and the key keeps a weight.
+    """The cap is applied after the mask: a masked score of -inf becomes minus the cap, and the key keeps a weight.
 
     https://github.com/onnx/onnx/issues/7865
     """
-    return kernel.fold(state, np.where(keep, s, -2).astype(s.dtype), np.ones_like(keep), values, kept)
+    if call.softcap is None:
+        return kernel.fold(call, state, s, keep, values, kept)
+    return kernel.fold(call, state, np.where(keep, s, -call.softcap).astype(s.dtype), np.ones_like(keep), values, kept)

@@ -1,0 +1,123 @@
+"""LLVM instructions for scalars and vectors alike, of which the vector layer is made. Addresses count bytes."""
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+LLVM = {
+    "bool": ir.IntType(8),
+    "int32": I32,
+    "int64": I64,
+    "float16": ir.HalfType(),
+    "bfloat16": I16,
+    "float32": ir.FloatType(),
+    "float64": ir.DoubleType(),
+}
+
+
+def itemsize(name):
+    """Return the bytes of one number of the type with this name."""
+    return 2 if name == "bfloat16" else np.dtype(name).itemsize
+
+
+def splat_value(builder, value, lanes):
+    """Return the LLVM vector that holds `value` in all its lanes."""
+    vector = ir.VectorType(value.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
+    zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def call(builder, name, *arguments):
+    """Return the result of LLVM's intrinsic function `name` for the type of its first argument."""
+    kind = arguments[0].type
+    element, count = (kind.element, f"v{kind.count}") if isinstance(kind, ir.VectorType) else (kind, "")
+    suffix = {"float": "f32", "double": "f64"}[str(element)]
+    signature = ir.FunctionType(kind, [kind] * len(arguments))
+    function = cgutils.get_or_insert_function(builder.module, signature, f"llvm.{name}.{count}{suffix}")
+    return builder.call(function, arguments)
+
+
+def like(value, kind):
+    """Return the type of numbers of this `kind` in the shape of `value`."""
+    return ir.VectorType(kind, value.type.count) if isinstance(value.type, ir.VectorType) else kind
+
+
+def constant(value, x):
+    """Return the number x in the type and shape of `value`."""
+    return ir.Constant(value.type, [x] * value.type.count if isinstance(value.type, ir.VectorType) else x)
+
+
+def fetch(builder, address, source, lanes=None):
+    """Return what lies at `address`, as it is stored: a scalar or a vector."""
+    kind = ir.VectorType(LLVM[source], lanes) if lanes else LLVM[source]
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = itemsize(source)
+    return value
+
+
+def widen(builder, value, source, target):
+    """Return a fetched value as a number of type `target`.
+
+    A boolean becomes 0 or 1. A finite float64 beyond float32 becomes the largest float32.
+    """
+    if source == target:
+        return value
+    kind = like(value, LLVM[target])
+    if source == "bool":
+        return builder.uitofp(value, kind)
+    if source == "bfloat16":
+        bits = builder.zext(value, like(value, I32))
+        single = builder.bitcast(builder.shl(bits, constant(bits, 16)), like(value, LLVM["float32"]))
+        return widen(builder, single, "float32", target)
+    if itemsize(source) < itemsize(target):
+        return builder.fpext(value, kind)
+    for largest, outside in ((float(np.finfo(target).max), ">"), (float(np.finfo(target).min), "<")):
+        limit, infinite = constant(value, largest), constant(value, largest * np.inf)
+        beyond = builder.and_(builder.fcmp_ordered(outside, value, limit), builder.fcmp_ordered("!=", value, infinite))
+        value = builder.select(beyond, limit, value)
+    return builder.fptrunc(value, kind)
+
+
+def read(builder, address, source, target, lanes=None):
+    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`."""
+    return widen(builder, fetch(builder, address, source, lanes), source, target)
+
+
+def join(builder, parts):
+    """Return the vector that holds the equally long `parts` one behind the other."""
+    while len(parts) > 1:
+        order = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [builder.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def exchange(builder, rows):
+    """Return `rows` with every square of as many columns transposed."""
+    lanes, distance = rows[0].type.count, len(rows) // 2
+    while distance:
+        first = [i if not i & distance else lanes + i - distance for i in range(lanes)]
+        second = [i + distance if not i & distance else lanes + i for i in range(lanes)]
+        orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in (first, second)]
+        for i in range(len(rows)):
+            if not i & distance:
+                pair = rows[i], rows[i + distance]
+                rows[i], rows[i + distance] = (builder.shuffle_vector(*pair, order) for order in orders)
+        distance //= 2
+    return rows
+
+
+def write(builder, address, value, target):
+    """Store `value` at `address`, rounded to `target`: to nearest, ties to even, NaN stays NaN."""
+    if target == "bfloat16":
+        bits = builder.bitcast(value, like(value, I32))
+        odd = builder.and_(builder.lshr(bits, constant(bits, 16)), constant(bits, 1))
+        rounded = builder.add(bits, builder.add(odd, constant(bits, 0x7FFF)))
+        quiet = builder.or_(bits, constant(bits, 0x400000))
+        bits = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+        value = builder.trunc(builder.lshr(bits, constant(bits, 16)), like(value, I16))
+    elif value.type != like(value, LLVM[target]):
+        value = builder.fptrunc(value, like(value, LLVM[target]))
+    instruction = builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
+    instruction.align = itemsize(target)

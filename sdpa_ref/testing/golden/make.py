@@ -1,0 +1,53 @@
+"""``python -m sdpa_ref.testing.golden.make``: write the golden vectors again, bit for bit."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.layers.weights import safetensors
+from sdpa_ref.testing.golden.collection import Array, Recipe, drawn, recipes
+from sdpa_ref.testing.golden.truth import attention
+
+FORMAT = 1
+
+
+def made(recipe: Recipe) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the tensors of a case, and its entry in the index."""
+    tensors = drawn(recipe)
+    with np.errstate(all="ignore"):
+        tensors |= attention(tensors, recipe.options)
+    sizes = dict(zip(("B", "Hq", "Hkv", "L", "S", "E", "Ev"), recipe.sizes, strict=True))
+    entry = {"name": recipe.name, "about": recipe.about, "dtype": recipe.dtype, "sizes": sizes, "options": recipe.options}
+    return tensors, entry | {"tensors": sorted(tensors)}
+
+
+def write(directory: Path) -> tuple[Path, Path]:
+    """Write the index and the tensors, and return their paths."""
+    tensors: dict[str, Array] = {}
+    entries = []
+    for recipe in recipes():
+        own, entry = made(recipe)
+        tensors |= {f"{recipe.name}/{name}": np.ascontiguousarray(tensor).reshape(tensor.shape) for name, tensor in own.items()}
+        entries.append(entry)
+    index, file = directory / f"v{FORMAT}.json", directory / f"v{FORMAT}.safetensors"
+    lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+    index.write_text(f'{{"format":{FORMAT},"file":"{file.name}","cases":[\n{lines}\n]}}\n', encoding="utf-8")
+    file.write_bytes(safetensors().save(tensors))
+    return index, file
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the files and print what was written."""
+    parser = argparse.ArgumentParser(prog="python -m sdpa_ref.testing.golden.make", description=__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path(__file__).parent)
+    for path in write(parser.parse_args(argv).directory):
+        print(f"{path}: {path.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
