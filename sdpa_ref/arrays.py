@@ -69,6 +69,9 @@ def _from_dlpack(name: str, value: Any) -> Array:
             return cupy.from_dlpack(value)
         except ImportError:
             raise TypeError(f"{name} lives on a device; device arrays need CuPy, which is not installed") from None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return _bfloat16(name, value.view(torch.int16))
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as refused:
@@ -76,6 +79,15 @@ def _from_dlpack(name: str, value: Any) -> Array:
             return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{name}: a {type(value).__module__} array that NumPy cannot take ({refused})") from None
+
+
+def _bfloat16(name: str, bits: Any) -> Array:
+    """Return the bits of bfloat16 numbers, for which NumPy's DLPack has no type, as such."""
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise TypeError(f"{name} is bfloat16, which NumPy knows with ml_dtypes: pip install 'sdpa-ref[half]'") from None
+    return np.from_dlpack(bits).view(bfloat16)
 
 
 def _described(value: Any, array: Array) -> str:

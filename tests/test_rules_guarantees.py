@@ -5,6 +5,7 @@ import threading
 import tracemalloc
 
 import loopback_backend
+import ml_dtypes
 import numpy as np
 import pytest
 from naive import agree, qkv
@@ -234,10 +235,13 @@ def test_rule_21_torch_tensors(backend):
     q, k, v = qkv(np.float32)
     tensors = [torch.from_numpy(x) for x in (q, k, v)]
     np.testing.assert_array_equal(sdpa(*tensors, backend=backend), sdpa(q, k, v, backend=backend))
-    with pytest.raises(
-        TypeError, match="query: a torch array that NumPy cannot take"
-    ):  # NumPy's DLPack has no bfloat16
-        sdpa(*(x.to(torch.bfloat16) for x in tensors), backend=backend)
+    halves = [x.to(torch.bfloat16) for x in tensors]
+    as_numpy = [x.float().numpy().astype(ml_dtypes.bfloat16) for x in halves]
+    result = sdpa(*halves, backend=backend)
+    assert result.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(result, sdpa(*as_numpy, backend=backend))
+    with pytest.raises(TypeError, match="query: a torch array that NumPy cannot take"):
+        sdpa(tensors[0].requires_grad_(), *tensors[1:], backend=backend)
 
 
 def test_rule_22_out_receives_the_result(backend):

@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar, Self
-from uuid import uuid4
 
 import numpy as np
 
@@ -97,6 +95,9 @@ class Layer:
         path : str or path
             The file; PyTorch reads it with ``safetensors.torch.load_file``.
         """
+        from pathlib import Path
+        from uuid import uuid4
+
         path = Path(path)
         unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
         contiguous = {  # the format's writer copies memory as it lies
