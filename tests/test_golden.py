@@ -54,7 +54,9 @@ def test_gradients(backend, case):
     budgets = gradient_budget(*arguments, grad_lse=case.grad_lse, **options)
     for name in ("query", "key", "value", "bias", "sink"):
         if f"d_{name}" in case.expected:
-            gradient, budget = (x[0] if isinstance(x, tuple) else x for x in (getattr(got, name), getattr(budgets, name)))
+            gradient, budget = (
+                x[0] if isinstance(x, tuple) else x for x in (getattr(got, name), getattr(budgets, name))
+            )
             within(gradient, budget, case.expected[f"d_{name}"], f"gradient of {name}")
 
 
@@ -70,7 +72,12 @@ def test_stages_of_the_reference(case):
         key = np.repeat(abs(wide[1]), stages.raw.shape[1] // max(1, wide[1].shape[1]), axis=1)
         products = abs(wide[0]) @ key.swapaxes(-1, -2)
         added = abs(case.expected["biased"] - case.expected["capped"])
-        for name, size in {"raw": products, "scaled": scale * products, "capped": scale * products, "biased": scale * products + added}.items():
+        for name, size in {
+            "raw": products,
+            "scaled": scale * products,
+            "capped": scale * products,
+            "biased": scale * products + added,
+        }.items():
             error = abs(getattr(stages, name) - case.expected[name])
             known = np.isfinite(case.expected[name])
             assert (error <= gamma(key.shape[-1] + 16, unit(np.dtype(np.float64))) * size)[known].all()

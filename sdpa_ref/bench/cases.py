@@ -7,6 +7,7 @@ import numpy as np
 
 import sdpa_ref
 from sdpa_ref.masks import Mask
+from sdpa_ref.testing import error_budget
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WINDOW = 256  # keys that a query of a window case sees, its own included
@@ -124,30 +125,13 @@ def inputs(case: Case) -> Inputs:
 def truth(case: Case, given: Inputs) -> Truth:
     """Return what the reference makes of the inputs, for blocks of rows from the first to the last."""
     starts = np.linspace(0, max(0, case.L - _BLOCK), _BLOCKS if case.L > _BLOCK else 1, dtype=int)
-    outputs, errors = [], []
+    budgets = []
     for start in starts:
         first = max(0, start - WINDOW) if case.mask == "window" else 0
         stop = start + _BLOCK if case.mask == "window" else case.S
         query = given.query[:, :, start : start + _BLOCK]
         key, value = given.key[:, :, first:stop], given.value[:, :, first:stop]
-        stages = sdpa_ref.sdpa_stages(query, key, value, mask=case.rule, query_offset=int(start - first))
-        outputs.append(stages.output)
-        errors.append(np.abs(_straight(query, key, value, stages.keep) - stages.output).max())
-    output = np.concatenate(outputs, axis=2)
+        budgets.append(error_budget(query, key, value, mask=case.rule, query_offset=int(start - first)))
     rows = np.concatenate([np.arange(start, min(start + _BLOCK, case.L)) for start in starts])
-    eps = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}[case.dtype]
-    return Truth(rows, output, 4 * float(max(errors) + eps * np.abs(output).max()))
-
-
-def _straight(query: Array, key: Array, value: Array, keep: Array) -> Array:
-    """Return attention with every stage rounded to the type of the inputs."""
-    dtype = query.dtype
-    q, k, v = (array.astype(np.float32) for array in (query, key, value))
-    k, v = (array.repeat(q.shape[1] // array.shape[1], axis=1) for array in (k, v))
-
-    def rounded(stage: Array) -> Array:
-        return stage.astype(dtype).astype(np.float32)
-
-    score = np.where(keep, rounded(rounded(q @ k.swapaxes(-1, -2)) / np.sqrt(np.float32(q.shape[-1]))), -np.inf)
-    e = rounded(np.exp(score - score.max(-1, keepdims=True)))
-    return rounded(rounded(e / rounded(e.sum(-1, keepdims=True))) @ v)
+    output = np.concatenate([budget.expected for budget in budgets], axis=2)
+    return Truth(rows, output, max(budget.empirical for budget in budgets))

@@ -63,6 +63,8 @@ class Capabilities:
         The alignments that causal and windowed masks take: "start", "end", "number" and "batch" (numbers).
     lse, weights, gradients : bool
         Whether there is `Target.state`, `Target.weights`, `Target.vjp`.
+    lse_gradients : bool
+        Whether `Target.vjp` takes ``grad_lse``, the gradient by the lse (with a sink: by the lse that includes it).
     lse_base : str
         "e" or "2": the base of the logarithm.
     empty_row : str
@@ -108,6 +110,7 @@ class Capabilities:
     lse_base: str = "e"
     weights: bool = False
     gradients: bool = False
+    lse_gradients: bool = False
     empty_row: str = "zero"
     poison: bool = False
     nonfinite: bool = False

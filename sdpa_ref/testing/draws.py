@@ -181,6 +181,8 @@ def everything(rng: np.random.Generator, claims: Capabilities, *, sink: bool = T
         focus["dropout"] = 0.3
     if claims.score_mod and rng.random() < 0.15:
         focus["score_mod"] = True
+    if claims.poison and rng.random() < 0.3:
+        focus["poison"] = True
     return focus
 
 
@@ -216,7 +218,7 @@ def _simplest(claims: Capabilities) -> Words:
             "softcap": None,
             "sink": None,
         },
-        **{"dropout": 0.0, "score_mod": False},
+        **{"dropout": 0.0, "score_mod": False, "poison": False},
     }
 
 

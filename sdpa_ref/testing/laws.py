@@ -12,7 +12,7 @@ from sdpa_ref.testing.bounds import wide
 from sdpa_ref.testing.cases import Array, Case, poisoned
 from sdpa_ref.testing.compare import assert_same_bits
 from sdpa_ref.testing.gradients import gradient_budget
-from sdpa_ref.testing.judge import Failure, against, called, judged
+from sdpa_ref.testing.judge import Failure, against, called, empty_rows, judged
 from sdpa_ref.testing.target import Target, merged
 
 
@@ -76,13 +76,18 @@ def merges(target: Target, case: Case) -> Failure | None:
 
 def differentiates(target: Target, case: Case) -> Failure | None:
     """Return the failure of a gradient."""
-    problem_output = sr.sdpa(*case.arrays, backend="reference", **case.options)
-    rng = np.random.default_rng(problem_output.size)
-    grad_output = rng.standard_normal(problem_output.shape).astype(problem_output.dtype)
-    got = called(target.vjp, case, *case.arrays, grad_output, **case.options)
+    output = sr.sdpa(*case.arrays, backend="reference", **case.options)
+    rng = np.random.default_rng(output.size)
+    grad_output = rng.standard_normal(output.shape).astype(output.dtype)
+    if target.capabilities.poison:
+        grad_output[empty_rows(case)[0]] = np.nan
+    options = dict(case.options)
+    if target.capabilities.lse_gradients and rng.random() < 0.5:
+        options["grad_lse"] = rng.standard_normal(output.shape[:-1])
+    got = called(target.vjp, case, *case.arrays, grad_output, **options)
     if isinstance(got, Failure):
         return got
-    budgets = gradient_budget(*case.arrays, grad_output, **case.options)
+    budgets = gradient_budget(*case.arrays, grad_output, **options)
     for name, gradient, budget in zip(budgets._fields, got, budgets, strict=False):
         pairs = zip(gradient, budget, strict=True) if isinstance(budget, tuple) else [(gradient, budget)]
         for one, allowed in pairs:

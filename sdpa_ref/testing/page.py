@@ -1,6 +1,7 @@
 """A run as one HTML page that needs no other file: laws by type, claims, failures with pictures, seeds."""
 
 from html import escape
+from typing import Any
 
 from sdpa_ref.testing import pictures
 from sdpa_ref.testing.cases import Array
@@ -126,7 +127,7 @@ def _figure(address: str, array: Array, caption: str) -> str:
     zoom = min(_MOST_ZOOM, max(1, _LEAST // max(height, width, 1)))
     size = f'width="{width * zoom}" height="{height * zoom}"'
     text = escape(caption)
-    return f'<figure><img src="{address}" {size} alt="{text}"><figcaption>{text}</figcaption></figure>'
+    return f'<figure><img src="{address}" {size} alt="{text}"/><figcaption>{text}</figcaption></figure>'
 
 
 def _power(run: Run) -> str:
@@ -145,12 +146,16 @@ def _power(run: Run) -> str:
 
 
 def _claims(run: Run) -> str:
-    rows = []
-    for name, claim in run.target.capabilities.as_dict().items():
-        text = (
-            ", ".join(map(str, claim))
-            if isinstance(claim, (list, tuple))
-            else {True: "yes", False: "no"}.get(claim, claim)
-        )
-        rows.append(f"<tr><td>{escape(name)}</td><td>{escape(str('none' if text in ('', None) else text))}</td></tr>")
-    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(_told(claim))}</td></tr>"
+        for name, claim in run.target.capabilities.as_dict().items()
+    )
+    return f"<table><tbody>{rows}</tbody></table>"
+
+
+def _told(claim: Any) -> str:
+    if isinstance(claim, bool):
+        return "yes" if claim else "no"
+    if isinstance(claim, list | tuple):
+        return ", ".join(map(str, claim)) or "none"
+    return "none" if claim is None else str(claim)

@@ -76,6 +76,14 @@ def _some_of(*words: str) -> Callable[..., draws.Words]:
     return focus
 
 
+def _padded(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on lengths, many of them joined with a causal mask or a window, which may count from them."""
+    focus = _some_of(*_LENGTHS)(rng, claims)
+    if (claims.mask or claims.mask_algebra) and rng.random() < 0.6:
+        focus["mask"] = (*focus["mask"], str(rng.choice(("&causal", "&window"))))
+    return focus
+
+
 def _masked_and(**words: Any) -> Callable[..., draws.Words]:
     """Return a focus on these words, with a mask where one is claimed."""
 
@@ -103,10 +111,6 @@ def _stateful(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 def _mergeable(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     bias = ("array",) if claims.bias != "none" and claims.mask_and_bias and rng.random() < 0.3 else ()
     return {"mask": draws.any_mask(rng, claims), "bias": bias, "offset": draws.an_offset(rng, claims)}
-
-
-def _differentiable(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    return {name: word for name, word in draws.everything(rng, claims).items() if name not in ("score_mod", "dropout")}
 
 
 def _alone(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
@@ -202,8 +206,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property("window", "Both ends of a window are inclusive.", laws.agrees, _object("window"), _some_of("window")),
     Property(
-        "lengths", "Keys and queries beyond their lengths do not count.", laws.agrees, _object(*_LENGTHS),
-        _some_of(*_LENGTHS),
+        "lengths", "Keys and queries beyond their lengths do not count.", laws.agrees, _object(*_LENGTHS), _padded
     ),
     Property(
         "other masks", "Prefixes, chunks, segments, packed documents and trees.", laws.agrees, _object(*_OTHERS),
@@ -229,7 +232,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property("weights", "The weights are right.", laws.returns_weights, _need("weights"), draws.everything),
     Property(
-        "gradients", "The gradients lie within their budget.", laws.differentiates, _need("gradients"), _differentiable
+        "gradients", "The gradients lie within their budget.", laws.differentiates, _need("gradients"), draws.everything
     ),
     Property(
         "poison", "NaN and infinity that no row sees change no bit.", laws.is_safe_from_poison, _need("poison"),

@@ -167,6 +167,9 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
         If the target does not solve this problem.
     """
     words, seed = draws.parse(recipe)
+    missing = law.needs(target.capabilities)
+    if missing:
+        raise Declined(f"{missing} is not claimed")
     return law.check(target, _case(target, words, seed))
 
 

@@ -6,8 +6,8 @@ an option that is not set is not passed, and an option that is not claimed is ne
 - ``forward(query, key, value, **options) -> output``;
 - ``state(query, key, value, **options) -> (output, lse)``, optional, never with a sink;
 - ``weights(query, key, **options) -> weights (..., Hq, L, S)``, optional;
-- ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional; the last
-  two are None for what was not given;
+- ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, with
+  ``grad_lse=`` where that is claimed; the last two are None for what was not given;
 - ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional; `AttentionState` stands in.
 
 A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
@@ -144,7 +144,7 @@ def _of_backend(name: str) -> Target:
     return Target(
         name=name,
         forward=partial(sdpa_ref.sdpa, backend=name),
-        capabilities=Capabilities.everything(gradients=has_gradients),
+        capabilities=Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients),
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,

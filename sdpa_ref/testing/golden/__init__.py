@@ -1,4 +1,4 @@
-"""Golden vectors: some 200 small cases of attention with every stage, computed in 50 digits and rounded once to float64.
+"""Golden vectors: some 200 small cases of attention with every stage, computed in 50 digits and rounded once.
 
 They are for implementers in any language: ``v1.json`` says what the cases are, ``v1.safetensors`` holds their tensors,
 and the format is in the documentation under "Golden vectors". `load` reads them for Python.
@@ -89,12 +89,12 @@ def _golden(entry: dict[str, Any], stored: Mapping[str, Array]) -> Golden:
 
 def _options(written: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
     """Return the keywords of `sdpa` for options as the index writes them."""
-    options = {name: written[name] for name in ("scale", "softcap", "query_offset") if name in written}
+    options: dict[str, Any] = {name: written[name] for name in ("scale", "softcap", "query_offset") if name in written}
     masks: list[Any] = [getattr(sr, rule[0])(*rule[1:]) for rule in written.get("mask", ())]
     masks += [tensors["mask"]] if "mask" in tensors else []
     if masks:
         options["mask"] = reduce(and_, masks)
-    biases = [tensors["bias"]] if "bias" in tensors else []
+    biases: list[Any] = [tensors["bias"]] if "bias" in tensors else []
     biases += [sr.ALiBi(tensors["slopes"])] if "slopes" in tensors else []
     if biases:
         options["bias"] = biases[0] if len(biases) == 1 else tuple(biases)

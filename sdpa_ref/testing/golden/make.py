@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.layers.weights import safetensors
-from sdpa_ref.testing.golden.collection import Array, Recipe, drawn, recipes
+from sdpa_ref.testing.golden.collection import Array, Recipe, recipes
+from sdpa_ref.testing.golden.inputs import drawn
 from sdpa_ref.testing.golden.truth import attention
 
 FORMAT = 1
@@ -21,7 +22,13 @@ def made(recipe: Recipe) -> tuple[dict[str, Array], dict[str, Any]]:
     with np.errstate(all="ignore"):
         tensors |= attention(tensors, recipe.options)
     sizes = dict(zip(("B", "Hq", "Hkv", "L", "S", "E", "Ev"), recipe.sizes, strict=True))
-    entry = {"name": recipe.name, "about": recipe.about, "dtype": recipe.dtype, "sizes": sizes, "options": recipe.options}
+    entry = {
+        "name": recipe.name,
+        "about": recipe.about,
+        "dtype": recipe.dtype,
+        "sizes": sizes,
+        "options": recipe.options,
+    }
     return tensors, entry | {"tensors": sorted(tensors)}
 
 
@@ -31,7 +38,9 @@ def write(directory: Path) -> tuple[Path, Path]:
     entries = []
     for recipe in recipes():
         own, entry = made(recipe)
-        tensors |= {f"{recipe.name}/{name}": np.ascontiguousarray(tensor).reshape(tensor.shape) for name, tensor in own.items()}
+        tensors |= {
+            f"{recipe.name}/{name}": np.ascontiguousarray(tensor).reshape(tensor.shape) for name, tensor in own.items()
+        }
         entries.append(entry)
     index, file = directory / f"v{FORMAT}.json", directory / f"v{FORMAT}.safetensors"
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)

@@ -1,7 +1,7 @@
 """Attention and its gradients in decimal arithmetic of 50 digits, a number at a time.
 
-Python's `decimal` is specified to the last digit, exponential and logarithm included, so that every machine gets the same
-result. It is slow, shares nothing with the rest of this project, and is rounded once, to float64.
+Python's `decimal` is specified to the last digit, exponential and logarithm included, so that every machine gets the
+same result. It is slow, shares nothing with the rest of this project, and is rounded once, to float64.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,9 @@ def _attention(tensors: dict[str, Array], options: dict[str, Any]) -> dict[str, 
     mask = None if "mask" not in tensors else np.broadcast_to(tensors["mask"], (B, Hq, L, S))
     stages = {name: np.zeros((B, Hq, L, S)) for name in ("raw", "scaled", "capped", "biased", "weights")}
     stages |= {"keep": np.zeros((B, Hq, L, S), bool), "lse": np.zeros((B, Hq, L)), "output": np.zeros((B, Hq, L, Ev))}
-    gradients = {name: _zeros(tensors[name].shape) for name in ("query", "key", "value", "bias", "sink") if name in tensors}
+    gradients: dict[str, Any] = {
+        name: _zeros(tensors[name].shape) for name in ("query", "key", "value", "bias", "sink") if name in tensors
+    }
 
     for b, h in product(range(B), range(Hq)):
         keys, values = exact["key"][b, h // group], exact["value"][b, h // group]
@@ -98,7 +100,15 @@ def _row(
     empty = not any(k and s > -INF for s, k in zip(biased, keep, strict=True))
     seen = [(w, v) for w, v, k in zip(weights, values, keep, strict=True) if k and not empty]
     return Row(
-        raw, scaled, capped, biased, keep, shares, weights, lse, [sum((w * v[e] for w, v in seen), ZERO) for e in range(Ev)]
+        raw,
+        scaled,
+        capped,
+        biased,
+        keep,
+        shares,
+        weights,
+        lse,
+        [sum((w * v[e] for w, v in seen), ZERO) for e in range(Ev)],
     )
 
 
@@ -118,7 +128,9 @@ def _differentiate(
         d = row.shares[j] * (d_weight[j] - inner + through_lse)
         if "bias" in gradients:
             place = (b, h, at[2], j)[4 - gradients["bias"].ndim :]
-            gradients["bias"][tuple(p if n > 1 else 0 for p, n in zip(place, gradients["bias"].shape, strict=True))] += d
+            gradients["bias"][
+                tuple(p if n > 1 else 0 for p, n in zip(place, gradients["bias"].shape, strict=True))
+            ] += d
         d = scale * d if softcap is None else scale * d * (ONE - (row.capped[j] / Decimal(softcap)) ** 2)
         gradients["query"][at] += d * exact["key"][b, g, j]
         gradients["key"][b, g, j] += d * exact["query"][at]
@@ -127,13 +139,15 @@ def _differentiate(
         gradients["sink"][h] += _exp(sink - row.lse) * (through_lse - inner)
 
 
-def visible(
-    rules: Rules, offset: Any, b: int, L: int, S: int
-) -> tuple[Callable[[int, int], bool], list[int]]:
+def visible(rules: Rules, offset: Any, b: int, L: int, S: int) -> tuple[Callable[[int, int], bool], list[int]]:
     """Return whether query i sees key j in batch entry b, as a function, and the position of each query."""
     lengths = {rule[0]: _entry(rule[1], b) for rule in rules if rule[0] in ("KeyLengths", "QueryLengths")}
     packed = next((rule for rule in rules if rule[0] == "Packed"), None)
-    documents = list(_documents(packed, L)) if packed else [(0, 0, lengths.get("QueryLengths", L), lengths.get("KeyLengths", S))] * L
+    documents = (
+        list(_documents(packed, L))
+        if packed
+        else [(0, 0, lengths.get("QueryLengths", L), lengths.get("KeyLengths", S))] * L
+    )
 
     def moved(queries: int, keys: int) -> int:
         if isinstance(offset, str):
@@ -149,7 +163,9 @@ def visible(
     return sees, p
 
 
-def _sees(name: str, given: Sequence[Any], i: int, j: int, p: int, first: int, keys: int, b: int, L: int, S: int) -> bool:
+def _sees(
+    name: str, given: Sequence[Any], i: int, j: int, p: int, first: int, keys: int, b: int, L: int, S: int
+) -> bool:
     """Return whether one rule lets query i, at position p, see key j."""
     if name == "Causal":
         return j <= p

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.masks import KeyLengths, Packed, QueryLengths
@@ -16,8 +17,6 @@ from sdpa_ref.masks.algebra import All
 
 if TYPE_CHECKING:
     from sdpa_ref.testing.museum.kernel import Kernel
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Call:
         return result.reshape(*self.batch, *result.shape[1:])
 
     def from_caller(self, given: Any, *, lengths_last: bool = False) -> Array:
-        """Return what came in the shape of the output, or of the lse, as ``(B, Hq, L, ...)`` in the type of the sums."""
+        """Return what has the shape of the output, or of the lse, as ``(B, Hq, L, ...)`` in the type of the sums."""
         given = np.asarray(given).astype(self.acc)
         given = given[None] if self.headless else given
         if self.layout == "LHE":
@@ -98,7 +97,8 @@ def arranged(kernel: "Kernel", query: Any, key: Any, value: Any, options: dict[s
     flat = [np.array(np.broadcast_to(view, (*batch, *view.shape[-3:]))).reshape(B, *view.shape[-3:]) for view in views]
     acc = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     biases = bias if isinstance(bias, tuple) else (bias,)
-    return Call(kernel, *flat, batch, headless, dtype, acc, layout, biases=biases, **options)
+    query, key, value = flat
+    return Call(kernel, query, key, value, batch, headless, dtype, acc, layout, biases=biases, **options)
 
 
 def read(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -136,7 +136,7 @@ def documents(call: Call, packed: Packed) -> tuple[Array, Array, Array, Array]:
             rows = slice(first_query, first_query + queries)
             found[:, b, rows] = np.reshape((first_query, first_key, queries, keys), (4, 1))
             first_query, first_key = first_query + queries, first_key + keys
-    return tuple(found)  # type: ignore[return-value]
+    return tuple(found)
 
 
 def positions(call: Call) -> tuple[Array, Array]:

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.biases import ALiBi
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.sums import mixed, product
 
 
@@ -35,7 +36,7 @@ class Pieces(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """Gradients in canonical order: by query, and by keys and values of each query head; by the biased scores; by the sink."""
+    """Gradients by query, by the keys and values of each query head, by the biased scores, and by the sink."""
 
     query: Array
     key: Array
@@ -62,7 +63,8 @@ def gradients(call: Call, d_output: Array, d_lse: Array | None) -> Inner:
         d_biased = np.where(seen, d_final * call.score_mod.derivative(s.biased, b, h, i, j), 0).astype(call.acc)
     d_capped = d_biased if call.softcap is None else np.where(seen, k.through_cap(call, d_biased, s.capped), 0)
     d_sink = None if call.sink is None else k.d_sink(call, p)
-    return Inner(*k.d_inputs(call, p, d_capped.astype(call.acc)), d_biased, d_sink)
+    d_query, d_key, d_value = k.d_inputs(call, p, d_capped.astype(call.acc))
+    return Inner(d_query, d_key, d_value, d_biased, d_sink)
 
 
 def seen_again(call: Call) -> Array:
@@ -94,7 +96,7 @@ def through_cap(call: Call, d: Array, capped: Array) -> Array:
 
 
 def d_inputs(call: Call, p: Pieces, d: Array) -> tuple[Array, Array, Array]:
-    """Return the gradients by query, and by the keys and values of each query head; `d` is that by the raw scores over scale."""
+    """Return the gradients by query, and by keys and values of each query head; `d` is that by the scaled scores."""
     d = call.acc.type(call.kernel.scale(call)) * d
     back = [np.ascontiguousarray(x.swapaxes(-1, -2)) for x in (d, p.w * p.kept, p.seen)]
     return mixed(d, p.seen, p.key), mixed(back[0], back[2], p.query), mixed(back[1], back[2], p.d_output)

@@ -1,4 +1,4 @@
-"""What an exhibit is: a step of the kernel that is wrong in the way of a real bug, and what a suite is told about it."""
+"""What an exhibit is: a step of the kernel that is wrong in the way of a real bug, and what the suite is told of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

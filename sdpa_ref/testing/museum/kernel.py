@@ -1,7 +1,7 @@
 """Attention as kernels compute it: keys in tiles, an online softmax, each step a function that a fault can replace.
 
-It is right, and slow on purpose: every sum runs over the last axis of an array in C order, so that a row's bits depend on
-nothing but the row.
+It is right, and slow on purpose: every sum runs over the last axis of an array in C order, so that a row's bits depend
+on nothing but the row.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.testing.museum import arguments, backward, visibility
-from sdpa_ref.testing.museum.arguments import Array, Call, arranged, arrays_of
+from sdpa_ref.testing.museum.arguments import Call, arranged, arrays_of
 from sdpa_ref.testing.museum.sums import mixed, product
 
 TILE = 32
@@ -75,7 +76,7 @@ def capped(call: Call, s: Array) -> Array:
     if call.softcap is None:
         return s
     cap = call.acc.type(call.softcap)
-    return cap * np.tanh(s / cap)  # type: ignore[no-any-return]
+    return cap * np.tanh(s / cap)
 
 
 def bias(call: Call, keys: slice) -> Array:
@@ -92,7 +93,7 @@ def alibi(call: Call, keys: slice) -> Array:
     """Return the linear biases: minus slope times distance."""
     at = visibility.indices(call)
     slopes = sum((np.broadcast_to(each.slopes, call.shape[1]) for each in call.biases if isinstance(each, ALiBi)), 0.0)
-    return call.kernel.slope(np.reshape(slopes, (-1, 1, 1)), at.p - at.j[..., keys]).astype(call.acc)  # type: ignore[no-any-return]
+    return call.kernel.slope(np.reshape(slopes, (-1, 1, 1)), at.p - at.j[..., keys]).astype(call.acc)
 
 
 def slope(slopes: Array, ahead: Array) -> Array:
@@ -236,7 +237,8 @@ class Kernel:
             call.from_caller(grad_output),
             None if grad_lse is None else call.from_caller(grad_lse, lengths_last=True),
         )
-        return self.as_given(call, backward.gradients(call, *incoming), given)  # type: ignore[no-any-return]
+        gradients: tuple[Any, ...] = self.as_given(call, backward.gradients(call, *incoming), given)
+        return gradients
 
     def attended(self, call: Call) -> tuple[State, Array]:
         """Return the state after all keys and the sink, and which rows have a kept score above -inf."""
@@ -252,9 +254,7 @@ class Kernel:
     def operands(self, call: Call) -> tuple[Array, Array, Array]:
         """Return query, key and value in the type of the sums, each with Hq heads."""
         wide = [array.astype(call.acc) for array in (call.query, call.key, call.value)]
-        return wide[0], *(
-            self.of_heads(call, x, name) for x, name in zip(wide[1:], ("key", "value"), strict=True)
-        )
+        return wide[0], *(self.of_heads(call, x, name) for x, name in zip(wide[1:], ("key", "value"), strict=True))
 
     def weights_of(self, call: Call, state: State) -> Array:
         """Return the weights before dropout."""

@@ -1,16 +1,15 @@
-"""The two products of attention, each a sum over the last axis of an array in C order: the same bits whatever is around."""
+"""The two products of attention, as sums over the last axis of arrays in C order: the same bits whatever is around."""
 
 import numpy as np
 
-from sdpa_ref.testing.museum.arguments import Array
+from sdpa_ref.arrays import Array
 
 
 def product(rows: Array, columns: Array) -> Array:
     """Return the dot products ``(..., n, m)`` of vectors ``(..., n, w)`` with vectors ``(..., m, w)``."""
     terms = np.empty((*rows.shape[:-1], *columns.shape[-2:]), rows.dtype)
     np.multiply(rows[..., :, None, :], columns[..., None, :, :], out=terms)
-    total: Array = terms.sum(-1)
-    return total
+    return terms.sum(-1)
 
 
 def mixed(weights: Array, keep: Array, values: Array) -> Array:
@@ -21,5 +20,4 @@ def mixed(weights: Array, keep: Array, values: Array) -> Array:
     across = np.ascontiguousarray(values.swapaxes(-1, -2))
     terms = np.zeros((*weights.shape[:-1], *across.shape[-2:]), weights.dtype)
     np.multiply(weights[..., :, None, :], across[..., None, :, :], out=terms, where=keep[..., :, None, :])
-    total: Array = terms.sum(-1)
-    return total
+    return terms.sum(-1)

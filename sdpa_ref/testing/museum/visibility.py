@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import sdpa_ref as sr
+from sdpa_ref.arrays import Array
 from sdpa_ref.masks.algebra import All, AnyOf, BooleanArray, Not
-from sdpa_ref.testing.museum.arguments import Array, Call, documents
-
+from sdpa_ref.testing.museum.arguments import Call, documents
 
 _FAR = 1 << 40  # a bound that no key is beyond
 
@@ -77,9 +77,10 @@ def _ids(ids: Array, call: Call) -> Array:
     return call.per_entry(ids, ids.shape[-1])[:, None]
 
 
-def _window(m: Any, at: At, call: Call) -> Array:
-    left, right = (_FAR if bound is None else bound for bound in (m.left, m.right))
-    return (at.p - left <= at.j) & (at.j <= at.p + right)
+def window(at: At, left: int | None, right: int | None) -> Array:
+    """Return which keys lie within these bounds around the query's position; None leaves a side open."""
+    before, after = (_FAR if bound is None else bound for bound in (left, right))
+    return (at.p - before <= at.j) & (at.j <= at.p + after)
 
 
 def _packed(m: Any, at: At, call: Call) -> Array:
@@ -100,7 +101,7 @@ def _tree(m: Any, at: At, call: Call) -> Array:
 
 _RULES: dict[type, Callable[..., Any]] = {
     sr.Causal: lambda m, at, call: at.j <= at.p,
-    sr.Window: _window,
+    sr.Window: lambda m, at, call: window(at, m.left, m.right),
     sr.KeyLengths: lambda m, at, call: at.j < _n(m, call),
     sr.KeyStarts: lambda m, at, call: at.j >= _n(m, call),
     sr.QueryLengths: lambda m, at, call: at.i < _n(m, call),

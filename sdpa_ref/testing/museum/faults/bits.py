@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 
 

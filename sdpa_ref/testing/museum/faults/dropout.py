@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import backward, kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.backward import Pieces
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import State

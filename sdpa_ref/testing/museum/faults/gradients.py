@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import backward
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.backward import Inner, Pieces
 from sdpa_ref.testing.museum.exhibit import fault
+from sdpa_ref.testing.museum.sums import mixed
 
 
 @fault("of_group")
@@ -28,7 +30,7 @@ def query_gradient_not_scaled(call: Call, p: Pieces, d: Array) -> tuple[Array, A
     https://github.com/Dao-AILab/flash-attention/issues/2651
     """
     _, d_key, d_value = backward.d_inputs(call, p, d)
-    return backward.mixed(d, p.seen, p.key), d_key, d_value
+    return mixed(d, p.seen, p.key), d_key, d_value
 
 
 @fault("d_inputs")

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import TILE, State
 
@@ -21,20 +22,21 @@ def last_tile_dropped(call: Call) -> Iterator[slice]:
     return (keys for keys in kernel.tiles(call) if keys.stop - keys.start == TILE or keys.start == 0)
 
 
-@fault("tiles")
-def last_key_of_a_tile_dropped(call: Call) -> Iterator[slice]:
-    """The loop over a whole tile ends a key too early.
+@fault("fold")
+def half_of_the_values_lost(call: Call, state: State, s: Array, keep: Array, values: Array, kept: Array) -> State:
+    """There are more values in a whole tile than threads to add them, and the second half is left out.
 
-    https://github.com/Xilinx/mlir-air/issues/1427
+    https://github.com/vllm-project/vllm/pull/438
     """
-    return (slice(k.start, k.stop - (k.stop - k.start == TILE)) for k in kernel.tiles(call))
+    added = np.arange(s.shape[-1]) < (TILE // 2 if s.shape[-1] == TILE else TILE)
+    return kernel.fold(call, state, s, keep, values, kept * added.astype(s.dtype))
 
 
 @fault("tiles")
 def tiles_overlap(call: Call) -> Iterator[slice]:
-    """The last tile is moved back until it is whole, and the keys that it shares with the one before count twice.
+    """The last tile begins early enough to be whole, and counts keys twice, which a loose tolerance does not see.
 
-    https://github.com/Xilinx/mlir-air/issues/1450
+    https://github.com/Xilinx/mlir-air/issues/1427
     """
     S = call.shape[3]
     return (slice(min(k.start, max(0, S - TILE)), k.stop) for k in kernel.tiles(call))

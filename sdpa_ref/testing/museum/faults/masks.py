@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref as sr
+from sdpa_ref.arrays import Array
 from sdpa_ref.masks.algebra import All, BooleanArray
 from sdpa_ref.testing.museum import kernel, visibility
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.visibility import At
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import arguments, kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import State
 
@@ -31,7 +32,7 @@ def negative_strides_ignored(array: Array, dtype: np.dtype[Any]) -> Array:
     https://github.com/cupy/cupy/issues/10303
     """
     backwards = [axis for axis, stride in enumerate(array.strides) if stride < 0 and array.shape[axis] > 1]
-    return arguments.read(np.flip(array, backwards), dtype)
+    return arguments.read(np.flip(array, tuple(backwards)), dtype)
 
 
 @fault("read")
@@ -84,7 +85,7 @@ def masked_values_leak(call: Call, state: State, s: Array, keep: Array, values: 
 
     https://github.com/vllm-project/vllm/pull/936
     """
-    poisoned = ~np.isfinite(values).all(-1).all(-1, keepdims=True)[..., None]
+    poisoned = ~np.isfinite(values).all((-2, -1), keepdims=True)
     folded = kernel.fold(call, state, s, keep, values, kept)
     return folded._replace(o=np.where(poisoned, np.nan, folded.o).astype(s.dtype))
 

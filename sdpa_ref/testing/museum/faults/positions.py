@@ -1,25 +1,29 @@
 """Queries that stand in the wrong place, and windows that end a key too early or too late."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import sdpa_ref as sr
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import arguments, visibility
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.visibility import At
 
-Bounds = tuple[int | None, int | None]
+Change = Callable[[int | None, int | None], tuple[int | None, int | None]]
 
 
-def _window(mask: Any, at: At, call: Call, left: int | None, right: int | None) -> Array:
-    """Return the rule of a mask, with other bounds where it is a window."""
+def _moved(mask: Any, at: At, call: Call, change: Change) -> Array:
+    """Return the rule of a mask, with its bounds changed where it is a window."""
     if not isinstance(mask, sr.Window):
         return visibility.rule(mask, at, call)
-    far = call.shape[2] + call.shape[3]
-    start, stop = (at.p - far * 4 if left is None else at.p - left), (at.p + far * 4 if right is None else at.p + right)
-    return (start <= at.j) & (at.j <= stop)
+    return visibility.window(at, *change(mask.left, mask.right))
+
+
+def _plus(bound: int | None, n: int) -> int | None:
+    return None if bound is None else bound + n
 
 
 @fault("positions")
@@ -87,8 +91,7 @@ def window_one_too_long(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/huggingface/transformers/issues/29623
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, left if left is None else left + 1, right)
+    return _moved(mask, at, call, lambda left, right: (_plus(left, 1), right))
 
 
 @fault("rule")
@@ -97,8 +100,7 @@ def window_counts_itself(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/microsoft/onnxruntime/pull/25927
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, left if left is None else left - 1, right)
+    return _moved(mask, at, call, lambda left, right: (_plus(left, -1), right))
 
 
 @fault("rule")
@@ -107,8 +109,7 @@ def window_one_too_far_ahead(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/huggingface/transformers/issues/39408
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, left, right if right is None else right + 1)
+    return _moved(mask, at, call, lambda left, right: (left, _plus(right, 1)))
 
 
 @fault("rule")
@@ -117,8 +118,7 @@ def window_on_both_sides(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/ModelTC/LightLLM/pull/1311
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, left, left if right == 0 else right)
+    return _moved(mask, at, call, lambda left, right: (left, left if right == 0 else right))
 
 
 @fault("rule")
@@ -127,8 +127,7 @@ def zero_is_not_given(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/Dao-AILab/flash-attention/issues/2574
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, left, right or None)
+    return _moved(mask, at, call, lambda left, right: (left, right or None))
 
 
 @fault("rule")
@@ -137,8 +136,7 @@ def window_forgotten_for_one_query(mask: Any, at: At, call: Call) -> Array:
 
     https://github.com/karpathy/nanochat/issues/452
     """
-    left, right = getattr(mask, "left", None), getattr(mask, "right", None)
-    return _window(mask, at, call, None if call.shape[2] == 1 else left, right)
+    return _moved(mask, at, call, lambda left, right: (None if call.shape[2] == 1 else left, right))
 
 
 @fault("rule")

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import Stages, State
+from sdpa_ref.testing.museum.sums import product
 
 
 @fault("scores")
@@ -23,8 +25,8 @@ def products_not_yet_scaled(call: Call, query: Array, key: Array, keys: slice) -
 
     https://github.com/microsoft/onnxruntime/issues/28195
     """
-    narrow = kernel.product(query, key[:, :, keys]).astype(call.dtype).astype(call.acc)
-    exact = kernel.product(query, key[:, :, keys])
+    narrow = product(query, key[:, :, keys]).astype(call.dtype).astype(call.acc)
+    exact = product(query, key[:, :, keys])
     stages = kernel.scores(call, query, key, keys)
     moved = call.acc.type(kernel.scale(call)) * (narrow - exact)
     return stages if call.softcap or call.score_mod else stages._replace(final=stages.final + moved)
@@ -41,9 +43,7 @@ def softmax_in_sixteen_bits(call: Call, state: State, s: Array, keep: Array, val
 
 
 @fault("fold")
-def values_summed_in_sixteen_bits(
-    call: Call, state: State, s: Array, keep: Array, values: Array, kept: Array
-) -> State:
+def values_summed_in_sixteen_bits(call: Call, state: State, s: Array, keep: Array, values: Array, kept: Array) -> State:
     """The sum of the weighted values is kept in the type of the inputs from tile to tile.
 
     https://github.com/vllm-project/vllm/pull/68

@@ -1,9 +1,12 @@
 """Scores: the scale, the soft cap, the bias, and the order of the three."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call, arrays_of
+from sdpa_ref.testing.museum.arguments import Call, arrays_of
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.sums import product
 
@@ -41,7 +44,7 @@ def scale_ignored(call: Call) -> float:
 
     https://github.com/tenstorrent/tt-metal/issues/33304
     """
-    return float(call.query.shape[-1] or 1) ** -0.5
+    return kernel.scale(replace(call, scale=None))
 
 
 @fault("scale")
@@ -50,7 +53,7 @@ def scale_of_zero_not_given(call: Call) -> float:
 
     https://github.com/ml-explore/mlx/issues/4097
     """
-    return call.scale or kernel.scale(call) or float(call.query.shape[-1] or 1) ** -0.5
+    return call.scale or kernel.scale(replace(call, scale=None))
 
 
 @fault("scale")
@@ -82,7 +85,7 @@ def root_of_a_negative_scale(call: Call) -> float:
 
 @fault("scores")
 def scale_after_the_mask(call: Call, query: Array, key: Array, keys: slice) -> kernel.Stages:
-    """-inf is written where the mask is False before the scores are scaled: NaN for a scale of 0, +inf for a negative one.
+    """Masked scores are -inf before they are scaled: NaN for a scale of 0, +inf for a negative one.
 
     https://github.com/NVIDIA/cudnn-frontend/pull/804
     """

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import State
 from sdpa_ref.testing.museum.sums import mixed
@@ -101,9 +102,8 @@ def masked_row_counts_as_one(call: Call, state: State, s: Array, keep: Array, va
 
     https://github.com/NVIDIA/TensorRT-LLM/issues/17477
     """
-    lowest = np.finfo(call.acc).min
-    finite = np.where(np.isfinite(values), values, 0)
-    return kernel.fold(call, state, np.where(keep, s, lowest).astype(s.dtype), np.ones_like(keep), finite, kept)
+    masked = np.where(keep, s, np.finfo(call.acc).min)
+    return kernel.fold(call, state, masked, np.ones_like(keep), np.where(np.isfinite(values), values, 0), kept)
 
 
 @fault("fold")

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from sdpa_ref.arrays import Array
 from sdpa_ref.testing.museum import kernel
-from sdpa_ref.testing.museum.arguments import Array, Call
+from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.kernel import State
 
@@ -36,7 +37,7 @@ def lse_without_the_maximum(call: Call, state: State, seen: Array) -> tuple[Arra
     https://github.com/Dao-AILab/flash-attention/issues/404
     """
     output, lse = kernel.finish(call, state, seen)
-    return output, np.where(seen, np.log(state.z), lse).astype(lse.dtype)
+    return output, np.where(seen, np.log(state.z), lse)
 
 
 @fault("rounded_lse")
@@ -119,6 +120,8 @@ def merge_in_sixteen_bits(a: Pair, b: Pair) -> Pair:
     """
     output, lse = kernel.merge(a, b)
     seen = lse > -np.inf
-    shares = [np.where(seen, np.exp(x[1] - np.where(seen, lse, 0)), 0).astype(np.float16).astype(lse.dtype) for x in (a, b)]
+    shares = [
+        np.where(seen, np.exp(x[1] - np.where(seen, lse, 0)), 0).astype(np.float16).astype(lse.dtype) for x in (a, b)
+    ]
     total = sum(share[..., None] * x[0].astype(lse.dtype) for share, x in zip(shares, (a, b), strict=True))
     return np.asarray(total, output.dtype), lse

@@ -1,0 +1,93 @@
+"""The conformance suite sees bugs: every exhibit of the museum fails it, and the kernel that they share passes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from sdpa_ref import cli
+from sdpa_ref.testing import museum
+from sdpa_ref.testing.runner import check
+
+EVERY = 1 if settings.default.max_examples >= 1000 else 12  # all in the nightly profile
+FAULTS = list(museum.FAULTS.values())[::EVERY]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_kernel_without_a_fault_passes(seed):
+    run = check(museum.target_of(museum.Kernel()), seed=seed, seconds=4)
+    assert run.passed, [(failed.law.name, failed.failure.message) for failed in run.failures]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_is_seen(fault):
+    assert museum.see(fault).property
+
+
+def test_faults_say_what_is_wrong_and_where_it_was():
+    assert len(museum.FAULTS) >= 45
+    for fault in museum.FAULTS.values():
+        assert fault.wrong.endswith("."), fault.name
+        assert fault.address.startswith("https://github.com/"), fault.name
+    assert len({fault.wrong for fault in museum.FAULTS.values()}) == len(museum.FAULTS)
+
+
+def test_a_fault_of_ones_own():
+    @museum.fault("scale")
+    def ten_percent(call):
+        """Scores are a tenth too large.
+
+        https://github.com/example/kernels/issues/1
+        """
+        return 1.1 * museum.Kernel().scale(call)
+
+    assert museum.see(ten_percent).property == "plain"
+
+
+def test_command(capsys):
+    assert cli.main(["museum", "--fault", "scale twice", "--fault", "heads tiled"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 faults seen" in out
+    assert "case(" in out
+
+
+def test_command_json(capsys):
+    assert cli.main(["museum", "--fault", "scale twice", "--json"]) == 0
+    (seen,) = json.loads(capsys.readouterr().out)
+    assert seen["fault"] == "scale twice"
+    assert seen["property"] == "plain"
+    assert seen["seconds"] > 0
+
+
+def test_command_that_sees_nothing(capsys):
+    assert cli.main(["museum", "--fault", "one block of a long row lost", "--seconds", "0.001"]) == 1
+    assert "not seen: one block of a long row lost" in " ".join(capsys.readouterr().out.split())
+
+
+def test_command_list(capsys):
+    assert cli.main(["museum", "--list", "--fault", "scale twice"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].strip().startswith("https://")
+
+
+def test_command_page(tmp_path, capsys):
+    page = tmp_path / "museum.md"
+    assert cli.main(["museum", "--fault", "scale twice", "--markdown", str(page)]) == 0
+    assert "| [scale twice](https://" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fault", "scale twce"], "unknown fault 'scale twce', did you mean 'scale twice'?"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+    ],
+)
+def test_wrong_use(arguments, message, capsys):
+    assert cli.main(["museum", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_page_of_the_documentation_has_them_all():
+    page = (Path(__file__).parents[1] / "docs" / "museum.md").read_text(encoding="utf-8")
+    assert [name for name in museum.FAULTS if f"[{name}](" not in page] == []
