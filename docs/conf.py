@@ -9,6 +9,7 @@ from latex2mathml.converter import convert
 import sdpa_ref
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.modules["numba"] = None  # the reference runs the pages, so that nothing has to be compiled first
 
 project = "sdpa_ref"
 copyright = "the sdpa_ref authors, Apache-2.0"
@@ -22,11 +23,13 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
 maximum_signature_line_length = 90
 numpydoc_show_class_members = False
 
 html_theme = "furo"
 html_title = "sdpa_ref"
+pygments_dark_style = "github-dark"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_copy_source = html_show_sourcelink = False

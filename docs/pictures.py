@@ -56,9 +56,10 @@ def matrix(
     values = np.asarray(values, np.float64)
     largest = np.max(abs(values), where=np.isfinite(values), initial=1e-300)
     if digits is None:
-        side = 7.0 if len(values) > 32 else 12.0
+        side = 7 if len(values) > 32 else 10
         width, height = (side * n for n in values.shape[::-1])
-        return _figure([_pixels(_shade(values / largest), width, height)], width, height, title, f"{values.shape} matrix")
+        parts = [_pixels(_shade(values / largest), width, height), _cell(0, 0, width, height, BLUE, 0)]
+        return _figure(parts, width, height, title, f"{values.shape} matrix")
     w, h = 11 + 9 * (digits + 1), 26
     if columns:
         w = max(w, 8 + _LETTER * max(map(len, columns)))
@@ -69,7 +70,7 @@ def matrix(
         x, y = left + w * j, top + h * i
         strength = min(abs(value) / largest, 1) if np.isfinite(value) else 0
         parts.append(_cell(x, y, w, h, BLUE if value >= 0 else ORANGE, strength))
-        number = f"{value:z.{digits}f}".replace("-", "−").replace("inf", "∞")
+        number = f"{value:z.{digits}f}".replace("-", "\N{MINUS SIGN}").replace("inf", "\N{INFINITY}")
         parts.append(_text(x + w / 2, y + h / 2, number))
     return _figure(parts, left + w * values.shape[1] + 2, top + h * len(values) + 2, title, f"{values.shape} matrix")
 
@@ -87,7 +88,7 @@ def mask(rule: Any, L: int = 0, S: int = 0, title: str = "", **options: Any) -> 
     """
     keep = rule.dense(L, S, **options) if isinstance(rule, Mask) else np.asarray(rule)
     title = title or ", ".join([repr(rule), *(f"{name}={value!r}" for name, value in options.items())])
-    (L, S), side, left, top = keep.shape, 18, 26, 20
+    (L, S), side, left, top = keep.shape, 17, 24, 20
     parts = [_text(left - 6, top + side * (i + 0.5), str(i), "end") for i in range(L)]
     parts += [_text(left + side * (j + 0.5), 10, str(j)) for j in range(S)]
     parts += [_cell(left + side * j, top + side * i, side, side, BLUE, kept) for (i, j), kept in np.ndenumerate(keep)]
@@ -107,7 +108,7 @@ def photo(image: Any, title: str = "", *, weights: Any = None, frame: tuple[int,
     frame : (row, column, side), optional
         The square to be framed, in pixels.
     """
-    image, size = np.asarray(image, np.float64), 176
+    image, size = np.asarray(image, np.float64), 160
     if weights is not None:
         image = np.repeat(image.mean(-1, keepdims=True), 3, -1)
     height = size * image.shape[0] / image.shape[1]
@@ -147,7 +148,9 @@ def _cell(x: float, y: float, w: float, h: float, colour: str, strength: float) 
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central" {_INK}>{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central" {_INK}>{escape(text)}</text>'
+    )
 
 
 def _shade(values: Any) -> Any:

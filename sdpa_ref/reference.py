@@ -94,7 +94,7 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None) -> Gradien
     d_output, d_lse = _groups(_wide(grad_output), p), 0.0 if grad_lse is None else _wide(grad_lse)[..., None]
     with np.errstate(all="ignore"):
         seen = s.keep & ~_empty(s.biased)
-        weights = np.where(seen, np.exp(s.biased - s.lse[..., None]), 0)  # before dropout
+        weights = np.where(seen, (s if p.dropout is None else stages(p._replace(dropout=None))).weights, 0)
         d_weights = _heads(d_output @ v.swapaxes(-1, -2), p)
         if p.dropout is not None:
             kept = p.dropout.keep(weights.shape, first_row=p.first_row)

@@ -9,6 +9,7 @@ OURS = (
 )  # fmt: skip
 
 _CAUSAL = 'mask=Causal(), with query_offset="start" or "end" where L and S differ'
+_CACHE = "keys and values with the past before them, and query_offset=past_length"
 _WINDOW = "mask=Window(left, right), both inclusive and None for open"
 _THEIRS = {
     "is_causal": _CAUSAL,
@@ -27,6 +28,8 @@ _THEIRS = {
     "local_window_size": _WINDOW,
     "sliding_window": "mask=Window(w - 1, 0), which counts the query itself",
     "window_left": "mask=Window(left, 0)",
+    "left_window_size": _WINDOW,
+    "right_window_size": _WINDOW,
     "softmax_scale": "scale=",
     "sm_scale": "scale=",
     "scaling": "scale=",
@@ -37,8 +40,12 @@ _THEIRS = {
     "alibi_slopes": "bias=ALiBi(slopes)",
     "sinks": "sink=",
     "s_aux": "sink=",
+    "head_sink": "sink=",
     "learnable_sink": "sink=",
     "cache_seqlens": "mask=KeyLengths(n)",
+    "cache_leftpad": "mask=KeyStarts(n)",
+    "past_key": _CACHE,
+    "past_value": _CACHE,
     "seqlens_k": "mask=KeyLengths(n)",
     "key_value_seq_lengths": "mask=KeyLengths(n)",
     "query_seq_lengths": "mask=QueryLengths(n)",
@@ -51,7 +58,10 @@ _THEIRS = {
     "need_weights": "sdpa_weights(query, key, ...), or layer.with_weights(x, ...)",
     "return_attn_probs": "sdpa_weights(query, key, ...)",
     "return_weights": "sdpa_weights(query, key, ...)",
+    "return_attention_scores": "sdpa_weights(query, key, ...), or layer.with_weights(x, ...)",
+    "qk_matmul_output": "sdpa_stages(query, key, value, ...)",
     "return_lse": "sdpa_state(query, key, value, ...)",
+    "return_aux": "sdpa_state(query, key, value, ...)",
     "return_residual": "sdpa_state(query, key, value, ...)",
     "implementation": "backend=",
     "deterministic": "nothing: results are always deterministic",

@@ -60,11 +60,20 @@ def test_equal_seeds_draw_equal_cases_and_others_draw_others():
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_no_case_is_begun_after_the_limit_of_time():
-    calls = []
-    run = check(target(lambda *arrays, **options: calls.append(arrays)), seconds=-1)
-    assert calls == []
-    assert {outcome.status for outcome in run.outcomes} == {"not run", "not claimed"}
+def test_after_the_limit_of_time_only_the_first_round_is_finished():
+    run = check(target(right), seconds=-1)
+    assert run.rounds == 1
+    assert run.passed
+    assert {sum(outcome.cases.values()) for outcome in run.outcomes if not outcome.missing} == {1}
+
+
+def test_the_first_failure_can_end_the_run():
+    def nothing(query, key, value):
+        return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+
+    run = check(target(nothing), stop_at_first=True)
+    assert [outcome.law.name for outcome in run.failures] == ["plain"]
+    assert {outcome.status for outcome in run.outcomes} == {"failed", "not run", "not claimed"}
     assert not run.passed
 
 

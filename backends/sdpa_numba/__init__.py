@@ -6,7 +6,7 @@ import numpy as np
 
 from sdpa_ref.problem import Problem, Result
 
-from .plan import make_plan
+from .plan import make_plan, missing_features
 from .strips import compiled, forward_in_strips
 from .threads import run
 
@@ -14,8 +14,9 @@ ARRAYS = "numpy"
 
 
 def unavailable() -> str | None:
-    """Return why the backend cannot run here: it always can."""
-    return None
+    """Return why the backend cannot run here, None where it can."""
+    missing = missing_features()
+    return f"this processor lacks the instructions {', '.join(missing)}" if missing else None
 
 
 def unsupported(problem: Problem) -> str | None:

@@ -4,7 +4,11 @@ Numba optimises every function with all that it calls, and so the innermost loop
 stays as it is; the kernel links all parts below it and is optimised as a whole, which takes a third of the time.
 """
 
+from types import FunctionType
+from uuid import uuid4
+
 import numba
+from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
@@ -35,7 +39,11 @@ class PartLibrary(JITCodeLibrary):
 
 
 class KernelLibrary(JITCodeLibrary):
-    """A library that links the parts of its parts, too."""
+    """A library that links the parts of its parts, too, and shares them with no other kernel.
+
+    Numba numbers functions anew in each process. Were their names visible, parts of a kernel from the disk cache could
+    take the place of other parts in a kernel compiled here.
+    """
 
     def add_linking_library(self, library):
         """Link `library` and, if it is a part, all that it calls."""
@@ -43,6 +51,12 @@ class KernelLibrary(JITCodeLibrary):
         if isinstance(library, PartLibrary):
             for other in library._linking_libraries:
                 self.add_linking_library(other)
+
+    def _optimize_final_module(self):
+        for function in self._final_module.functions:
+            if function.linkage == Linkage.linkonce_odr:
+                function.linkage = Linkage.internal
+        super()._optimize_final_module()
 
 
 class PartCompiler(Compiler):
@@ -58,10 +72,12 @@ class KernelCompiler(Compiler):
     """The pipeline of a kernel."""
 
     def compile_extra(self, function):
-        """Compile into the library that this pipeline is for."""
-        self.state.library = KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
+        """Compile under a name that no kernel has, here or in the disk cache."""
+        unique = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
+        unique.__qualname__ = f"{function.__name__}_{uuid4().hex}"
+        self.state.library = KernelLibrary(self.state.targetctx.codegen(), unique.__qualname__)
         self.state.library.enable_object_caching()
-        return super().compile_extra(function)
+        return super().compile_extra(unique)
 
 
 def part(function):

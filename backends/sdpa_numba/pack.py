@@ -18,7 +18,8 @@ def transposing(source, target, working, lanes):
     """
     a_size, b_size = itemsize(source), itemsize(target)
     load, store = loader(source, working), storer(target)
-    square = transposer(source, target, working, lanes)
+    piece = min(lanes, 16 // itemsize(working))
+    square, narrow = (transposer(source, target, working, lanes, columns) for columns in (lanes, piece))
 
     @part
     def turn_in(a, a_row, a_column, rows, width, b, b_row):
@@ -31,6 +32,9 @@ def transposing(source, target, working, lanes):
                     square(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
                 else:
                     square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
+            for e in range(done, width - width % piece, piece):
+                narrow(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, piece)
+            done = width - width % piece
         for e in range(done, width):
             for x in range(lanes):
                 store(b + e * b_row + x * b_size, load(a + min(x, rows - 1) * a_row + e * a_column))

@@ -105,7 +105,7 @@ def kernel(dtype, sizes, general, score_mod):
     def begin(p, a, b, head, tile, index):
         """Place the rows of a tile and clear its state."""
         first = index * widest
-        place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.count - 1, p, a)
+        place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_queries(p, a, b, tile)
         clear(p, tile, tile.m, tile.z, tile.sums)
         clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)

@@ -53,6 +53,14 @@ def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:
     return Sizes(acc, lanes, tile_rows, max(lanes, tile_rows))
 
 
+def missing_features() -> list[str]:
+    """Return which instructions this processor lacks that LLVM would replace by calls of missing functions."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return []
+    features = llvm.get_host_cpu_features()
+    return [name for name in ("fma", "f16c") if not features.get(name)]
+
+
 def host_registers() -> tuple[int, int]:
     """Return the length in bytes and the number of this processor's vector registers."""
     if platform.machine().lower() in ("arm64", "aarch64"):

@@ -22,7 +22,7 @@ def filler(source, acc, lanes):
     """Return ``fill(rows, offset, step, count, target, across)``: up to `lanes` keys of `lanes` rows, keys first."""
     size, source_size = itemsize(acc), itemsize(source)
     load, store, splat = loader(source, acc), storer(acc), splatter(acc, lanes)
-    square = transposer(source, acc, acc, lanes, table=True)
+    square = transposer(source, acc, acc, lanes, lanes, table=True)
 
     @part
     def fill(rows, offset, step, count, target, across):

@@ -30,9 +30,7 @@ def compiled(score_mod: Callable[..., Any] | None, acc: str) -> Any:
     return function if isinstance(result, types.Float | types.Integer) else None
 
 
-def forward_in_strips(
-    problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]
-) -> Result:
+def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:
     """Return what is wanted, by `attend` for one strip of rows after the other."""
     shape = problem.query.shape[:-1]
     whole = Result(

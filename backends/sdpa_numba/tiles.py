@@ -21,10 +21,10 @@ from .views import batch, data, stride
 
 
 class Tile(NamedTuple):
-    """Query rows in the lanes of `vectors` vectors, `count` of them real, and the addresses of their state."""
+    """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state."""
 
     rows: Rows
-    count: int
+    filled: int
     vectors: int
     queries: int
     factor: int
@@ -79,7 +79,7 @@ def functions(dtype, sizes, general, score_mod):
             if p.regular:
                 first = query + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row
                 step = row if p.fold == 1 else head
-                turn_in(first, step, column, max(1, min(lanes, tile.count - r)), p.E, tile.queries + r * size, across)
+                turn_in(first, step, column, max(1, min(lanes, tile.filled - r)), p.E, tile.queries + r * size, across)
             else:
                 for x in range(r, r + lanes):
                     first = query + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
@@ -140,7 +140,7 @@ def functions(dtype, sizes, general, score_mod):
         if general and p.dropout_threshold:
             thin(p, b, tile.rows, tile.vectors, here, bottom, top)
         weights = batch(a.weights, 3, a.query, b)
-        for r in range(tile.count):
+        for r in range(tile.filled):
             to = weights + at(tile.rows.h, r) * stride(a.weights, 3) + at(tile.rows.i, r) * stride(a.weights, 2)
             for j in range(low, high):
                 if keeps(p, a, tile.rows, r, j):
@@ -154,7 +154,7 @@ def functions(dtype, sizes, general, score_mod):
             m, z = float(load_one(tile.whole_m + r * size)), float(load_one(tile.whole_z + r * size))
             ratio, lse = finish(m, z, a.sink, at(tile.rows.h, r))
             store(tile.factor + r * size, number(ratio))
-            if a.lse and r < tile.count:
+            if a.lse and r < tile.filled:
                 store(data(a.lse) + ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size, number(lse))
         if a.out == 0:
             return
@@ -164,12 +164,12 @@ def functions(dtype, sizes, general, score_mod):
             for to in range(tile.whole_sums + v, tile.whole_sums + v + p.Ev * across, across):
                 store(to, select(empty, zero, load(to) * ratio + zero))  # + 0: never -0
         out, head, row, column = batch(a.out, 3, a.query, b), stride(a.out, 3), stride(a.out, 2), stride(a.out, 1)
-        for r in range(0, tile.count, lanes):
+        for r in range(0, tile.filled, lanes):
             if p.regular:
                 to, step = out + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row, row if p.fold == 1 else head
-                turn_out(tile.whole_sums + r * size, across, min(lanes, tile.count - r), p.Ev, to, step, column)
+                turn_out(tile.whole_sums + r * size, across, min(lanes, tile.filled - r), p.Ev, to, step, column)
             else:
-                for x in range(r, min(r + lanes, tile.count)):
+                for x in range(r, min(r + lanes, tile.filled)):
                     to = out + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
                     for d in range(p.Ev):
                         store_narrow(to + d * column, load_one(tile.whole_sums + d * across + x * size))

@@ -7,8 +7,8 @@ from numba.extending import intrinsic
 from .emit import I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
 
-def transposer(source, target, working, lanes, table=False):
-    """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: a square of `lanes` rows from `a` to `b`.
+def transposer(source, target, working, lanes, columns, table=False):
+    """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: `lanes` rows and some `columns` from `a` to `b`.
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
@@ -31,7 +31,7 @@ def transposer(source, target, working, lanes, table=False):
             raw = "bfloat16" if source == "float16" else source  # LLVM joins integers well, and halves one by one
             begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
             rows = []
-            for column in range(0, lanes, piece):
+            for column in range(0, columns, piece):
                 offset = I64(column * itemsize(source))
                 square = []
                 for k in range(piece):
@@ -39,7 +39,7 @@ def transposer(source, target, working, lanes, table=False):
                     stored = builder.bitcast(join(builder, parts), ir.VectorType(LLVM[source], lanes))
                     square.append(widen(builder, stored, source, working))
                 rows += exchange(builder, square)
-            for i in range(lanes):
+            for i in range(columns):
                 write(builder, row(b, b_row, b_last, i), rows[i], target)
             return context.get_dummy_value()
 

@@ -40,6 +40,7 @@ from sdpa_ref.problem import Problem
 from sdpa_ref.reference import Stages
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_ANYTHING = 600.0  # an error of a score with which a weight may be anything, and whose exponential is still finite
 _BLOCK = 1 << 21  # numbers held at a time for the products of weights and values
 
 
@@ -83,10 +84,11 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
     seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
     counts = seen & (score > -np.inf)
     error, largest = _score_error(p, exact, u)
-    overflows: Array = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
+    overflows = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
     sink = np.full((p.Hq, 1, 1), -np.inf) if p.sink is None else p.sink[:, None, None]
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
     error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4), 0)
+    error = np.minimum(error, _ANYTHING)
     share = np.where(counts, np.exp(score - lse), 0)
     sink_share = np.where(sink > -np.inf, np.exp(sink - lse), 0)
     sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4), 0)
@@ -101,7 +103,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
         floor=np.where(floor == 0, 1, floor),
         sink_share=sink_share,
         sink_change=sink_share * np.expm1(sink_error),
-        overflows=overflows,
+        overflows=np.asarray(overflows),
     )
 
 
@@ -114,12 +116,14 @@ def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
         nearest = np.maximum(abs(exact.scaled) - error, 0) / p.softcap
         error = error * (1 - np.tanh(nearest) ** 2) + 8 * u * abs(exact.capped)
     if p.bias is not None or p.slopes is not None:
-        terms = abs(exact.capped)
-        if p.bias is not None:
-            terms = terms + abs(np.clip(wide(p.bias), -finfo(p.acc_dtype).max, finfo(p.acc_dtype).max))
+        terms, most = abs(exact.capped), float(finfo(p.acc_dtype).max)
         if p.slopes is not None:
             terms = terms + abs(p.slopes[:, None, None] * (p.positions[..., None, :, None] - np.arange(p.S)))
-        largest, error = np.maximum(largest, terms), error + 4 * u * terms
+        if p.bias is not None:
+            harmless = terms < u * most / 2  # a bias at the end of the range stays there
+            terms = terms + abs(np.clip(wide(p.bias), -most, most))
+            largest = np.where(harmless, largest, np.maximum(largest, terms))
+        largest, error = np.maximum(largest, terms if p.bias is None else 0), error + 4 * u * terms
     if p.score_mod is not None:
         score, indices = reference._biased(exact.capped, p), reference._indices(p)
         here, above, below = (p.score_mod(x, *indices) for x in (score, score + error, score - error))
@@ -149,14 +153,14 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
         moved = ((s.change[..., rows, :, None] * apart).sum(-2) + sink_change * size) / floor
         total = (np.where(share > 0, share * np.exp(error), 0) * values).sum(-2) / floor
         total = np.minimum(total, values.max(-2, initial=0))
-        moved += merges * np.expm1(2 * lse_error[..., rows, None]) * (total + size)
+        moved += merges * np.expm1(np.minimum(2 * lse_error[..., rows, None], _ANYTHING)) * (total + size)
         rounded = (
             n[..., rows, None] * (total / 2 + 1.5 * size)
             + (weight_unit + u) * total
             + lost * values.sum(-2)
             + p.S * tiny
         )
-        rounded += merges * (unit(p.dtype) + 8 * u) * total
+        rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
         unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
         sums = (share * values).sum(-2) * np.exp(exact.lse - exact.biased.max(-1, initial=-np.inf))[..., rows, None]
         hopeless = beyond | unsure | (sums >= _half_of_range(p))

@@ -17,6 +17,8 @@ MEMORIES = ("plain", "transposed", "negative", "sliced", "repeated", "unaligned"
 MASKS = ("causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens",
          "segments", "packed", "tree", "function", "array", "rows", "keys", "heads")  # fmt: skip
 BIASES = ("array", "row", "holes", "alibi")
+LOUD = "loud"
+"""Biases, some of whose rows and entries are the lowest finite number of their type; sinks of some hundreds."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,12 @@ def case(
     mask : tuple of str
         Of `MASKS`, each after the first preceded by "&" or "|", any by "~", as in ``("causal", "|~window")``.
     bias : tuple of str
-        Of `BIASES`.
+        Of `BIASES`, and `LOUD`.
     offset : str
         "start", "end", "number" or "batch"; used where the mask or ALiBi needs positions.
     scale, softcap : float, optional
     sink : str, optional
-        "number" or "heads".
+        "number", "heads", or `LOUD`.
     dropout : float
         Probability.
     score_mod : bool
@@ -129,7 +131,7 @@ def case(
     if options.get("mask") is not None or "alibi" in bias:
         options["query_offset"] = _offset(rng, offset, mask, lead)
     if sink:
-        options["sink"] = rng.normal(0, 3, heads[0] if sink == "heads" else ())
+        options["sink"] = rng.normal(0, 300 if sink == LOUD else 3, () if sink == "number" else heads[0])
     if dropout:
         options["dropout"] = sr.Dropout(dropout, seed=int(rng.integers(2**40)))
     if score_mod:
@@ -210,7 +212,8 @@ bent.derivative = _bent_slope  # type: ignore[attr-defined]
 def edge(rng: np.random.Generator, n: int, shape: Any) -> Array:
     """Return indices below n, among which the first, the last and those at the edges of tiles are common."""
     likely = [0, n - 1, *(j for at in (16, 32, 64, 128) for j in (at - 1, at) if j < n)]
-    return np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
+    indices: Array = np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
+    return indices
 
 
 def _numbers(
@@ -262,7 +265,7 @@ def _mask(rng: np.random.Generator, words: tuple[str, ...], lead: tuple[int, ...
 
 def _some(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Return a boolean array with its share of True drawn first, now and then 0 or 1."""
-    return rng.random(shape) < rng.choice([0, 0.1, 0.5, 0.9, 1])
+    return np.asarray(rng.random(shape) < rng.choice([0, 0.1, 0.5, 0.9, 1]))
 
 
 def _ids(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -282,7 +285,7 @@ def _tree(rng: np.random.Generator, lead: tuple[int, ...], Hq: int, L: int, S: i
 
 def _documents(rng: np.random.Generator, total: int) -> Array:
     cuts = np.sort(rng.integers(total + 1, size=4))
-    return np.diff(cuts, prepend=0)
+    return np.asarray(np.diff(cuts, prepend=0))
 
 
 _make_mask: dict[str, Callable[..., Any]] = {
@@ -311,7 +314,12 @@ def _bias(rng: np.random.Generator, word: str, lead: tuple[int, ...], Hq: int, L
     array = rng.standard_normal((1, L, 1, S)[-2:] if word == "row" else (*lead, Hq, L, S)).astype(
         rng.choice(["float16", "float32", "float64"])
     )
-    return np.where(rng.random(array.shape) < 0.3, array.dtype.type(-np.inf), array) if word == "holes" else array
+    if word == "holes":
+        return np.where(rng.random(array.shape) < 0.3, array.dtype.type(-np.inf), array)
+    if word == LOUD:
+        share = rng.choice([0.3, 1], (*array.shape[:-1], 1))
+        return np.where(rng.random(array.shape) < share, np.finfo(array.dtype).min, array)
+    return array
 
 
 def _offset(rng: np.random.Generator, how: str, mask: tuple[str, ...], lead: tuple[int, ...]) -> Any:
@@ -330,7 +338,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        name = ml_dtypes.bfloat16
     return np.dtype(name)
 
 

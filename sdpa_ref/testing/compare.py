@@ -51,9 +51,12 @@ def assert_within(actual: Any, budget: Budget, *, what: str = "output") -> None:
         The name that the message begins with.
     """
     expected, limit = budget.expected, budget.limit
-    assert isinstance(actual, np.ndarray), f"{what} must be a numpy.ndarray, got {type(actual).__name__}"
-    assert actual.dtype == budget.dtype, f"{what} must have dtype {budget.dtype}, got {actual.dtype}"
-    assert actual.shape == expected.shape, f"{what} must have shape {expected.shape}, got {actual.shape}"
+    if not isinstance(actual, np.ndarray):
+        raise AssertionError(f"{what} must be a numpy.ndarray, got {type(actual).__name__}")
+    if actual.dtype != budget.dtype:
+        raise AssertionError(f"{what} must have dtype {budget.dtype}, got {actual.dtype}")
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{what} must have shape {expected.shape}, got {actual.shape}")
     with np.errstate(all="ignore"):
         got = actual.astype(np.float64)
         error = _error(got, expected, budget.dtype)
@@ -67,8 +70,8 @@ def assert_within(actual: Any, budget: Budget, *, what: str = "output") -> None:
     raise AssertionError(
         f"{what} is wrong: {wrong.sum()} of {wrong.size} numbers are outside the "
         f"{'a-priori bound' if by_bound else 'empirical budget'}\n"
-        f"  first at {first}: expected {expected[first]!r}, got {got[first]!r}, allowed error {limit[first]:.3g}\n"
-        f"  worst at {worst}: expected {expected[worst]!r}, got {got[worst]!r}, "
+        f"  first at {first}: expected {expected[first]}, got {got[first]}, allowed error {limit[first]:.3g}\n"
+        f"  worst at {worst}: expected {expected[worst]}, got {got[worst]}, "
         f"{units[worst]:.3g} times what is allowed"
     )
 
@@ -92,14 +95,16 @@ def assert_same_bits(actual: Array, expected: Array) -> None:
     ----------
     actual, expected : array
     """
-    assert actual.dtype == expected.dtype, f"expected dtype {expected.dtype}, got {actual.dtype}"
-    assert actual.shape == expected.shape, f"expected shape {expected.shape}, got {actual.shape}"
+    if actual.dtype != expected.dtype:
+        raise AssertionError(f"expected dtype {expected.dtype}, got {actual.dtype}")
+    if actual.shape != expected.shape:
+        raise AssertionError(f"expected shape {expected.shape}, got {actual.shape}")
     differ = _bits(actual) != _bits(expected)
     if differ.any():
         first = tuple(map(int, np.unravel_index(differ.argmax(), differ.shape)))
         raise AssertionError(
             f"{differ.sum()} of {differ.size} numbers differ in their bits\n"
-            f"  first at {first}: expected {expected[first]!r}, got {actual[first]!r}"
+            f"  first at {first}: expected {expected[first]}, got {actual[first]}"
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
-from sdpa_ref.testing.cases import BIASES, EDGES, MASKS, MEMORIES, NUMBERS, Array, Case, case
+from sdpa_ref.testing.cases import BIASES, EDGES, LOUD, MASKS, MEMORIES, NUMBERS, Array, Case, case
 
 Words = dict[str, Any]
 Draw = Callable[[np.random.Generator, Capabilities], Any]
@@ -71,7 +71,8 @@ def fitted(given: Case, claims: Capabilities) -> Case:
         if not _has_alibi(options):
             options.pop("query_offset", None)
     if claims.bias == "same" and "bias" in options and not _has_alibi(options):
-        options["bias"] = np.array(options["bias"]).astype(arrays[0].dtype)
+        with np.errstate(over="ignore"):
+            options["bias"] = np.array(options["bias"]).astype(arrays[0].dtype)
         if not claims.mask_rows:
             full = dense(given).shape
             options["bias"] = np.array(np.broadcast_to(options["bias"], full), order="C")
@@ -149,7 +150,9 @@ def any_mask(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
 
 def any_bias(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
     """Return a bias that the target takes."""
-    words = [word for word in BIASES if (claims.alibi if word == "alibi" else claims.bias != "none")]
+    words = [word for word in (*BIASES, LOUD) if (claims.alibi if word == "alibi" else claims.bias != "none")]
+    if claims.bias == "any" and rng.random() < 0.3:
+        return LOUD, str(rng.choice((LOUD, *(word for word in words if word != "alibi"))))
     many = 2 if claims.bias == "any" and claims.alibi else 1
     return tuple(str(word) for word in rng.choice(words, int(rng.integers(1, many + 1)), replace=False))
 
@@ -197,8 +200,8 @@ def a_softcap(rng: np.random.Generator, claims: Capabilities) -> float:
 
 
 def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
-    """Return "number" or "heads"."""
-    return str(rng.choice(("number", "heads")))
+    """Return a word for sinks."""
+    return str(rng.choice(("number", "heads", LOUD)))
 
 
 def _simplest(claims: Capabilities) -> Words:

@@ -114,7 +114,8 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     D_error = (w * (relative * dP + dP_error)).sum(-1, keepdims=True)
     D_error += (gamma(p.S + p.Ev + 16, u) + 2 * narrow) * D
     dS = w * (dP + D + d_lse)
-    dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS
+    lost = float(bounds.finfo(p.acc_dtype).tiny)  # weights below the smallest normal number are inexact or 0
+    dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (dP + D + d_lse), 0)
     if p.score_mod is not None:
         inner = abs(p.score_mod.derivative(reference._biased(exact.capped, p), *reference._indices(p)))  # type: ignore[attr-defined]
         dS, dS_error = inner * dS, inner * dS_error + 16 * u * dS

@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """One of "failed", "not claimed", "passed", "declined" (all cases were) and "not run" (out of time)."""
+        """One of "failed", "not claimed", "passed", "declined" (all cases were), "not run" (after a first failure)."""
         if self.failure:
             return "failed"
         if self.missing:
@@ -115,7 +115,8 @@ def check(
     target : Target
     seed : int
     seconds : float
-        No case is begun after that. Shrinking failures does not count, but takes at most as much again.
+        After the first round, which is always finished, no case is begun after that. Shrinking failures does not
+        count, but takes at most as much again.
     rounds : int
         How many cases a law gets at most.
     laws : sequence of Property
@@ -126,7 +127,7 @@ def check(
 
     Examples
     --------
-    >>> from sdpa_ref.testing.target import resolve
+    >>> from sdpa_ref.testing import resolve
     >>> run = check(resolve("reference"), rounds=1)
     >>> run.passed, len(run.failures)
     (True, 0)
@@ -141,7 +142,7 @@ def check(
             outcome = outcomes[law.name]
             if outcome.missing or outcome.failure:
                 continue
-            if time.monotonic() > end:
+            if n and time.monotonic() > end:
                 break
             progress(law, n, sum(o.failure is not None for o in outcomes.values()))
             _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch)

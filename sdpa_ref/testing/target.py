@@ -60,7 +60,7 @@ class Target:
 
     Examples
     --------
-    >>> from sdpa_ref.testing.runner import check
+    >>> from sdpa_ref.testing import check
     >>> import numpy as np
     >>> def uniform(query, key, value):
     ...     mean = value.mean(-2, keepdims=True)

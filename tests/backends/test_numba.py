@@ -60,7 +60,8 @@ for length in range(1, 101):
         for at_end in (False, True):
             arrays = []
             for rows, width in ((L, E), (S, E), (S, Ev)):
-                rows, width = (width, rows) if name == "transposed" else (rows, 2 * width if name == "strided" else width)
+                width *= 1 + (name == "strided")
+                rows, width = (width, rows) if name == "transposed" else (rows, width)
                 arrays.append(view(guarded((2, rows, width), at_end)))
             sdpa_ref.sdpa(*arrays, backend="numba", out=view(guarded((2, Ev, L) if name == "transposed" else
                           (2, L, 2 * Ev if name == "strided" else Ev), at_end)))

@@ -1,0 +1,44 @@
+"""Other libraries within their own semantics: the suite raises no false alarm, and finds what is known of them."""
+
+import pytest
+
+from sdpa_ref.testing import TargetError, check, resolve
+from sdpa_ref.testing.properties import BY_NAME, PROPERTIES
+from sdpa_ref.testing.runner import replay
+from sdpa_ref.testing.target import ADAPTERS
+
+KNOWN = {  # docs/peers-report.md
+    "onnx": {"scale", "everything", "constant values"},  # in float64, its scale is rounded to float32
+    "onnxruntime": {"bias", "everything", "constant values"},  # a row of the lowest finite biases gives 0
+}
+FEW = ("needles", "scale", "bias", "mask arrays", "causal", "empty rows")
+
+
+def peer(name):
+    try:
+        return resolve(name)
+    except TargetError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.filterwarnings("ignore")  # they are theirs
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_it_passes_what_it_claims(name):
+    slow = name in ("jax", "openvino")  # they compile each shape
+    laws = [BY_NAME[law] for law in FEW] if slow else PROPERTIES
+    laws = [law for law in laws if law.name not in KNOWN.get(name, ())]
+    run = check(peer(name), rounds=1 if slow else 3, seconds=float("inf"), laws=laws)
+    assert [f"{o.law.name}: {o.failure.case}\n{o.failure.message}" for o in run.failures] == []
+    assert run.passed
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "recipe"),
+    [
+        ("onnx", "scale", "case(817413126, batch=(1,), S=2, dtype='float64', scale=0.125)"),
+        ("onnxruntime", "bias", "case(2, batch=(1,), L=2, bias=('loud',))"),
+    ],
+)
+def test_what_is_known_of_it_is_found(name, law, recipe):
+    """Where this fails a library has changed, and so should docs/peers-report.md."""
+    assert replay(peer(name), BY_NAME[law], recipe)
