@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 
 import sdpa_ref
@@ -17,7 +18,6 @@ version = release = sdpa_ref.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "numpydoc", "cells"]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
-nitpicky = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
@@ -50,8 +50,6 @@ def setup(app):
 
 def _formula(display):
     def visit(self, node):
-        from docutils.nodes import SkipNode
-
         self.body.append(convert(node.astext(), display=display))
         raise SkipNode
 

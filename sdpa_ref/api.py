@@ -107,9 +107,8 @@ def sdpa(
     if unknown:
         raise unknown_keyword(unknown)
     problem = Problem.of(
-        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
-    )  # fmt: skip
+        query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
+    )
     output = registry.choose(problem, backend).forward(problem, _OUTPUT).output
     return problem.to_caller(output) if out is None else _into(out, problem, output)
 
@@ -156,9 +155,8 @@ def sdpa_state(
     if unknown:
         raise unknown_keyword(unknown)
     problem = Problem.of(
-        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
-    )  # fmt: skip
+        query, key, value, mask, bias, scale, softcap, None, query_offset, score_mod, dropout, layout, out
+    )
     result = registry.choose(problem, backend).forward(problem, _STATE)
     output = problem.to_caller(result.output) if out is None else _into(out, problem, result.output)
     return AttentionState(output, problem.to_caller(result.lse, rows_last=True), layout)
@@ -205,9 +203,8 @@ def sdpa_weights(
     if unknown:
         raise unknown_keyword(unknown)
     problem = Problem.of(
-        query, key, None, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout, out=out,
-    )  # fmt: skip
+        query, key, None, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
+    )
     weights = registry.choose(problem, backend).forward(problem, _WEIGHTS).weights
     weights = weights[0] if problem.headless else weights
     if out is None:
@@ -256,10 +253,7 @@ def sdpa_stages(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(
-        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout,
-    )  # fmt: skip
+    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
     stages: Stages = registry.choose(problem, backend, "stages").stages(problem)
     scores = {name: stage[0] if problem.headless else stage for name, stage in stages._asdict().items()}
     lse, output = problem.to_caller(stages.lse, rows_last=True), problem.to_caller(stages.output)
@@ -314,10 +308,7 @@ def sdpa_vjp(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(
-        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout,
-    )  # fmt: skip
+    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
     incoming = problem.incoming(grad_output, grad_lse)
     gradients = registry.choose(problem, backend, "vjp").vjp(problem, *incoming)
     return to_caller(gradients, problem, query, key, value, bias, sink)

@@ -104,7 +104,6 @@ class Problem(NamedTuple):
         query: Any,
         key: Any,
         value: Any,
-        *,
         mask: Any = None,
         bias: Any = None,
         scale: float | None = None,
@@ -216,9 +215,10 @@ class Problem(NamedTuple):
         """Return the array to fill with the output, in canonical order: `out`, or a new one in the caller's layout."""
         if self.out is not None:
             return self.out
+        empty = np.empty if self.kind == "numpy" else module_of(self.kind).empty
         if self.layout == "HLE":
-            return module_of(self.kind).empty((*self.batch, self.Hq, self.L, self.Ev), self.dtype)
-        return module_of(self.kind).empty((*self.batch, self.L, self.Hq, self.Ev), self.dtype).swapaxes(-2, -3)
+            return empty((*self.query.shape[:-1], self.Ev), self.dtype)
+        return empty((*self.batch, self.L, self.Hq, self.Ev), self.dtype).swapaxes(-2, -3)
 
     def to_caller(self, array: Array, *, rows_last: bool = False) -> Array:
         """Return a canonical output (or lse, `rows_last`) in the caller's layout and number of axes."""

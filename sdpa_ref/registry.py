@@ -26,6 +26,7 @@ def names() -> tuple[str, ...]:
     return ("reference", *sorted(_entry_points()))
 
 
+@cache  # of successes: an error is found again, as what is missing may be installed meanwhile
 def load(name: str) -> ModuleType:
     """Return the backend's module, ready to be used.
 

@@ -4,8 +4,6 @@ import ast
 import inspect
 import re
 import shlex
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from sdpa_ref.cli import main
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
-TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in (*ROOT.glob("*.md"), *PAGES)}
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in (*ROOT.glob("*.md"), *PAGES)}
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -38,22 +36,17 @@ def anchors(text):
     return {*map(slug, re.findall(r"^#+ (.*)", prose, re.MULTILINE)), *re.findall(r"^\((\S+)\)=", prose, re.MULTILINE)}
 
 
-def what_the_reader_has():
-    """Return the names that examples use and leave to the reader."""
+def reader():
+    """Return the names that examples leave to the reader, for a page or, in the README, for each example."""
     rng = np.random.default_rng(0)
     q, k, v, grad_output = rng.normal(size=(4, 2, 600, 8))
-    numbers = {"q": q, "k": k, "v": v, "query": q, "key": k, "value": v, "grad_output": grad_output}
-    own = {name: sdpa_ref.sdpa for name in ("my_attention", "attention_with_lse", "attention_backward")}
     return {
+        "__name__": "__main__",
         **{name: getattr(sdpa_ref, name) for name in sdpa_ref.__all__},
-        **numbers,
-        **own,
-        "bias": np.zeros((600, 600)),
-        "k_cache": k,
-        "v_cache": v,
-        "used": 550,
-        "x": rng.normal(size=(3, 5, 32)),
-        "lengths": [5, 3, 1],
+        **{"q": q, "k": k, "v": v, "query": q, "key": k, "value": v, "grad_output": grad_output},
+        **{"k_cache": k, "v_cache": v, "used": 550, "bias": np.zeros((600, 600))},
+        **{"x": rng.normal(size=(3, 5, 32)), "lengths": [5, 3, 1]},
+        **dict.fromkeys(("my_attention", "attention_with_lse", "attention_backward"), sdpa_ref.sdpa),
     }
 
 
@@ -61,13 +54,10 @@ def what_the_reader_has():
 def test_code_of_a_page_runs(name, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(DOCS))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "my_package", types.SimpleNamespace(flash=sdpa_ref.sdpa))
     sdpa_ref.MultiHeadAttention(32, 4).save("attention.safetensors")
-    names = {"__name__": "__main__", **what_the_reader_has()}
+    names = reader()
     for code in fenced(TEXTS[name], "{code-cell}", "python"):
-        exec(compile(code, name, "exec"), names)
-        if name == "README.md":  # whose examples stand alone
-            names = {"__name__": "__main__", **what_the_reader_has()}
+        exec(compile(code, name, "exec"), reader() if name == "README.md" else names)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -112,7 +102,7 @@ def test_laws_name_tests_that_exist():
 
 def test_every_page_is_in_the_contents():
     listed = re.findall(r"^([\w/-]+)$", "\n".join(fenced(TEXTS["docs/index.md"], "{toctree}")), re.MULTILINE)
-    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES} - {"index"}
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES} - {"index"}
     assert {page for page in pages if not page.startswith("decisions/0")} == set(listed)
 
 

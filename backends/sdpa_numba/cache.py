@@ -170,7 +170,7 @@ def _describe(thing: Any, seen: dict[int, int]) -> Any:
         case types.Type() if _is_ours(type(thing)):
             return type(thing).__name__, repr(thing)
         case types.BaseTuple():
-            return type(thing).__name__, getattr(thing, "fields", ()), describe(thing.types)  # type: ignore[attr-defined]
+            return type(thing).__name__, getattr(thing, "fields", ()), describe(thing.types)
         case types.Dispatcher():
             return "type of", describe(thing.dispatcher)
         case ir.Type() | ir.Constant():

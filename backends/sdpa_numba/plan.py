@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -53,6 +54,7 @@ def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:
     return Sizes(acc, lanes, tile_rows, max(lanes, tile_rows))
 
 
+@cache
 def missing_features() -> list[str]:
     """Return which instructions this processor lacks that LLVM would replace by calls of missing functions."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -61,6 +63,7 @@ def missing_features() -> list[str]:
     return [name for name in ("fma", "f16c") if not features.get(name)]
 
 
+@cache
 def host_registers() -> tuple[int, int]:
     """Return the length in bytes and the number of this processor's vector registers."""
     if platform.machine().lower() in ("arm64", "aarch64"):

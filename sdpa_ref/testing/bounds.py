@@ -126,7 +126,9 @@ def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
         largest, error = np.maximum(largest, terms if p.bias is None else 0), error + 4 * u * terms
     if p.score_mod is not None:
         score, indices = reference._biased(exact.capped, p), reference._indices(p)
-        here, above, below = (p.score_mod(x, *indices) for x in (score, score + error, score - error))
+        end = np.finfo(np.float64).max
+        moved = (np.clip(x, -end, end) for x in (score, score + error, score - error))
+        here, above, below = (p.score_mod(x, *indices) for x in moved)
         error = np.maximum(abs(above - here), abs(below - here)) + 4 * u * abs(here)
     return error, largest
 

@@ -12,6 +12,7 @@ from sdpa_ref.testing.straight import straight
 
 Array = np.ndarray[Any, np.dtype[Any]]
 What = Literal["output", "lse", "weights"]
+_FEW = 0.1
 _MODEST, _MANY = 8.0, 256  # measured: beyond these the straight formula's error is now and then small by luck
 
 
@@ -30,8 +31,8 @@ class Budget:
     empirical : float
         ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error.
     modest : bool
-        Whether the empirical figure is asked for too: when no score exceeds 8 and there are 256 numbers or more, so
-        that the straight formula's error is not small by luck.
+        Whether the empirical figure is asked for too: when no score exceeds 8, there are 256 numbers or more, and few
+        scores of a row or values of a column are equal, so that the straight formula's error is not small by luck.
     """
 
     expected: Array
@@ -95,6 +96,7 @@ def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", mer
         score = np.max(abs(exact.biased), where=exact.keep & np.isfinite(exact.biased), initial=0)
         small = empirical(own, truth, expected, dtype)
     modest = bool(score <= _MODEST) and expected.size >= _MANY and not merges
+    modest = modest and not _alike(exact.biased, -1) and not (p.value is not None and _alike(p.value, -2))
     shaped = _to_caller(problem, what)
     return Budget(shaped(expected), dtype, shaped(bound), small, modest)
 
@@ -118,6 +120,13 @@ def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any]) -
         return 64 * eps * largest
     error = abs(own.astype(dtype).astype(truth.dtype) - truth)
     return 4 * (float(np.max(error, where=finite, initial=0)) + eps * largest)
+
+
+def _alike(array: Array, axis: int) -> bool:
+    """Return whether many finite numbers along the axis are equal, so that their roundings add up instead of cancel."""
+    with np.errstate(invalid="ignore"):
+        equal = np.diff(np.sort(bounds.wide(array), axis), axis=axis) == 0
+    return bool(np.count_nonzero(equal) > _FEW * equal.size)
 
 
 def _bound(p: Problem, exact: reference.Stages, what: What, merges: int) -> Array:

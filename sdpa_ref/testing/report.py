@@ -113,8 +113,8 @@ def summary(run: Run) -> str:
 
 def unseen(run: Run) -> list[str]:
     """Return the seeded faults that the tolerance did not always see, a line for each."""
-    lines = []
-    for sight in run.sights:
+    lines: list[str] = []
+    for sight in run.sights if any(o.cases for o in run.outcomes) else ():
         if not sight.cases:
             lines.append(f"{sight.fault}: no case of this run could show it")
         elif not sight.seen:
