@@ -81,7 +81,7 @@ def _read_weights(target: Target, case: Case) -> Array | Failure:
     for start in range(0, S, max(Ev, 1)):
         columns = np.eye(S, Ev, -start, dtype=case.value.dtype)
         value = np.broadcast_to(columns[:, None] if last else columns, case.value.shape).copy()
-        part = called(target.forward, case, case.query, case.key, value, **case.options)
+        part = called(target, "forward", case, case.query, case.key, value, **case.options)
         if isinstance(part, Failure):
             return part
         parts.append(_heads_first(part, case)[..., : S - start])

@@ -1,7 +1,7 @@
 """Cases for a target: the words of `case` drawn within what it claims, and arguments in the form that it takes."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
 from sdpa_ref.testing.cases import BIASES, EDGES, LOUD, MASKS, MEMORIES, NUMBERS, Array, Case, case
 
 Words = dict[str, Any]
-Draw = Callable[[np.random.Generator, Capabilities], Any]
 _WORK = 1 << 21  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
 
@@ -31,17 +30,24 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
     words: Words = {
         "batch": _batch(rng, claims, empty),
         "heads": _heads(rng, claims, empty),
-        "L": length(rng, claims, minimum=0 if empty else 1),
-        "S": length(rng, claims, minimum=0 if empty else 1),
-        "E": _one(rng, _WIDTHS if not empty else (0, 4), claims.max_width),
+        "L": length(rng, minimum=0 if empty else 1),
+        "S": length(rng, minimum=0 if empty else 1),
+        "E": int(rng.choice((0, 4) if empty else _WIDTHS)),
         "dtype": _pick(rng, claims.dtypes),
         "numbers": _pick(rng, ("normal", "normal", "needles", *NUMBERS)),
         "memory": _pick(rng, MEMORIES if claims.strides and rng.random() < 0.3 else ("plain",)),
         "layout": _pick(rng, claims.layouts),
     }
-    words["Ev"] = _one(rng, (*_WIDTHS, 3, 17) if not empty else (0, 3), claims.max_width)
+    words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
     for name, word in focus.items():
         words[name] = word(rng, claims) if callable(word) else word
+    for name, most in (
+        ("L", claims.max_length),
+        ("S", claims.max_length),
+        ("E", claims.max_width),
+        ("Ev", claims.max_width),
+    ):
+        words[name] = words[name] if most is None else min(words[name], most)
     if not claims.value_width:
         words["Ev"] = words["E"]
     if words["batch"] is None:
@@ -63,8 +69,6 @@ def fitted(given: Case, claims: Capabilities) -> Case:
     if not claims.broadcasting and arrays[0].ndim > 2:
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
         arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:])), order="C") for array in arrays]
-    if not claims.layouts == ("HLE", "LHE") and options.get("layout") == claims.layouts[0] == "HLE":
-        del options["layout"]
     mask = options.get("mask")
     if mask is not None and not _taken(given, claims):
         options["mask"] = dense(given)
@@ -131,10 +135,15 @@ def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
                 yield words | dict.fromkeys(names, fewer_n)
 
 
-def length(rng: np.random.Generator, claims: Capabilities, minimum: int = 1) -> int:
+def length(rng: np.random.Generator, minimum: int = 1) -> int:
     """Return a length: a small one, or one around the edge of a tile."""
-    n = rng.choice(EDGES) if rng.random() < 0.4 else rng.integers(minimum, 10)
-    return int(n if claims.max_length is None else min(n, claims.max_length))
+    return int(rng.choice(EDGES) if rng.random() < 0.4 else rng.integers(minimum, 10))
+
+
+def plain_batch(claims: Capabilities) -> tuple[int, ...] | None:
+    """Return the word for a batch of one entry with as few axes as are claimed."""
+    rank = min((rank for rank in claims.ranks if rank > 2), default=2)
+    return (1,) * (rank - 3) if rank > 2 else None
 
 
 def any_mask(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
@@ -206,9 +215,8 @@ def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
 
 def _simplest(claims: Capabilities) -> Words:
     """Return the simplest claimed word for everything but the lengths."""
-    rank = min((rank for rank in claims.ranks if rank > 2), default=2)
     return {
-        "batch": (1,) * (rank - 3) if rank > 2 else None,
+        "batch": plain_batch(claims),
         "heads": (1, 1),
         "dtype": "float32" if "float32" in claims.dtypes else claims.dtypes[0],
         "layout": claims.layouts[0],
@@ -268,10 +276,6 @@ def _affordable(words: Words) -> Words:
         if pairs * (words["E"] + words["Ev"]) > _WORK:
             words = words | step
     return words
-
-
-def _one(rng: np.random.Generator, choices: tuple[int, ...], most: int | None) -> int:
-    return int(rng.choice([n for n in choices if most is None or n <= most]))
 
 
 def _pick(rng: np.random.Generator, choices: tuple[str, ...]) -> str:

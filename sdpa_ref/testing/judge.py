@@ -1,7 +1,6 @@
 """The verdict on one result: within the error budget, with the meaning that the target claims."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from sdpa_ref.testing.budget import Budget, What, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.compare import assert_within
+from sdpa_ref.testing.target import Target
 
 _LN2 = float(np.log(2))
 
@@ -44,19 +44,22 @@ class Declined(Exception):
     """The target said that it does not solve this problem."""
 
 
-def called(function: Callable[..., Any] | None, case: Case, *arrays: Any, **options: Any) -> Any:
-    """Return what a function of the target returns, or the Failure that it raised.
+def called(target: Target, name: str, case: Case, *arrays: Any, **options: Any) -> Any:
+    """Return what the function of the target of this name returns, or the Failure that it raised.
+
+    A target that claims one layout only is not told which.
 
     Raises
     ------
     Declined
         For a NotImplementedError.
     """
-    assert function is not None  # a target has the functions of its claims
+    if len(target.capabilities.layouts) == 1:
+        options.pop("layout", None)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return function(*arrays, **options)
+            return getattr(target, name)(*arrays, **options)
     except NotImplementedError as error:
         raise Declined(str(error)) from error
     except Exception as error:  # whatever a kernel may raise on legal arguments is a finding

@@ -13,12 +13,12 @@ from sdpa_ref.testing.cases import Array, Case, poisoned
 from sdpa_ref.testing.compare import assert_same_bits
 from sdpa_ref.testing.gradients import gradient_budget
 from sdpa_ref.testing.judge import Failure, against, called, empty_rows, judged
-from sdpa_ref.testing.target import Target, merged
+from sdpa_ref.testing.target import Target
 
 
 def agrees(target: Target, case: Case) -> Failure | None:
     """Return the failure of an output outside the budget."""
-    return judged(called(target.forward, case, *case.arrays, **case.options), case, target.capabilities)
+    return judged(called(target, "forward", case, *case.arrays, **case.options), case, target.capabilities)
 
 
 def reads_weights(target: Target, case: Case) -> Failure | None:
@@ -36,7 +36,7 @@ def keeps_constants(target: Target, case: Case) -> Failure | None:
 
 def returns_lse(target: Target, case: Case) -> Failure | None:
     """Return the failure of an lse, or of the output beside it."""
-    got = called(target.state, case, *case.arrays, **case.options)
+    got = called(target, "state", case, *case.arrays, **case.options)
     if isinstance(got, Failure):
         return got
     return judged(got[0], case, target.capabilities) or judged(got[1], case, target.capabilities, "lse")
@@ -44,7 +44,7 @@ def returns_lse(target: Target, case: Case) -> Failure | None:
 
 def returns_weights(target: Target, case: Case) -> Failure | None:
     """Return the failure of the weights."""
-    got = called(target.weights, case, case.query, case.key, **case.options)
+    got = called(target, "weights", case, case.query, case.key, **case.options)
     return judged(got, replace(case, value=case.key), target.capabilities, "weights")
 
 
@@ -62,10 +62,10 @@ def merges(target: Target, case: Case) -> Failure | None:
         options = plain | {"mask": mask[..., start:stop]}
         if bias is not None:
             options["bias"] = bias[..., start:stop]
-        part = called(target.state, whole, case.query, key, value, **options)
+        part = called(target, "state", whole, case.query, key, value, **options)
         if isinstance(part, Failure):
             return part
-        total = part if total is None else called(target.merge or merged, whole, total, part)
+        total = part if total is None else called(target, "merge", whole, total, part)
         if isinstance(total, Failure):
             return total
     if total is None:
@@ -84,7 +84,7 @@ def differentiates(target: Target, case: Case) -> Failure | None:
     options = dict(case.options)
     if target.capabilities.lse_gradients and rng.random() < 0.5:
         options["grad_lse"] = rng.standard_normal(output.shape[:-1])
-    got = called(target.vjp, case, *case.arrays, grad_output, **options)
+    got = called(target, "vjp", case, *case.arrays, grad_output, **options)
     if isinstance(got, Failure):
         return got
     budgets = gradient_budget(*case.arrays, grad_output, **options)
@@ -154,12 +154,12 @@ def is_alone_in_the_batch(target: Target, case: Case) -> Failure | None:
     mask = draws.dense(case) if "mask" in case.options else None
     options = {name: option for name, option in case.options.items() if name not in ("mask", "query_offset")}
     together = replace(case, options=options | ({} if mask is None else {"mask": mask}))
-    got = called(target.forward, together, *case.arrays, **together.options)
+    got = called(target, "forward", together, *case.arrays, **together.options)
     if isinstance(got, Failure):
         return got
     n = lead[0] - 1
     some = {"mask": mask[n:]} if mask is not None else {}
-    alone = called(target.forward, together, *(np.array(array[n:]) for array in full), **options, **some)
+    alone = called(target, "forward", together, *(np.array(array[n:]) for array in full), **options, **some)
     return alone if isinstance(alone, Failure) else _same(got[n:], alone, together, "the same entry alone in the batch")
 
 
@@ -171,8 +171,8 @@ def is_alone_among_heads(target: Target, case: Case) -> Failure | None:
     Hkv, group = case.key.shape[axis], case.query.shape[axis] // case.key.shape[axis]
     last = (Hkv - 1) * group
     arrays = case.query.take(range(last, Hkv * group), axis), *(a.take([Hkv - 1], axis) for a in (case.key, case.value))
-    got = called(target.forward, case, *case.arrays, **case.options)
-    alone = called(target.forward, case, *arrays, **case.options)
+    got = called(target, "forward", case, *case.arrays, **case.options)
+    alone = called(target, "forward", case, *arrays, **case.options)
     for result in (got, alone):
         if isinstance(result, Failure):
             return result
@@ -181,9 +181,9 @@ def is_alone_among_heads(target: Target, case: Case) -> Failure | None:
 
 def ignores_memory(target: Target, case: Case) -> Failure | None:
     """Return the failure of an output whose bits depend on how the arrays lie in memory."""
-    got = called(target.forward, case, *case.arrays, **case.options)
+    got = called(target, "forward", case, *case.arrays, **case.options)
     plain = [np.array(array, array.dtype.newbyteorder("="), order="C") for array in case.arrays]
-    copied = called(target.forward, case, *plain, **case.options)
+    copied = called(target, "forward", case, *plain, **case.options)
     for result in (got, copied):
         if isinstance(result, Failure):
             return result
@@ -193,14 +193,14 @@ def ignores_memory(target: Target, case: Case) -> Failure | None:
 def repeats_and_keeps_inputs(target: Target, case: Case) -> Failure | None:
     """Return the failure of a call that writes to its arguments, or gives other bits the second time."""
     given = [array.copy() for array in case.arrays]
-    first = called(target.forward, case, *given, **case.options)
+    first = called(target, "forward", case, *given, **case.options)
     if isinstance(first, Failure):
         return first
     first = first.copy()
     for name, before, after in zip(("query", "key", "value"), case.arrays, given, strict=True):
         if before.tobytes() != after.tobytes():
             return Failure(case, f"it wrote to {name}")
-    second = called(target.forward, case, *given, **case.options)
+    second = called(target, "forward", case, *given, **case.options)
     return (
         second if isinstance(second, Failure) else _same(second, first, case, "the first call with the same arguments")
     )
@@ -208,8 +208,8 @@ def repeats_and_keeps_inputs(target: Target, case: Case) -> Failure | None:
 
 def _unchanged(target: Target, case: Case, arrays: list[Array], why: str, rows: Array | None = None) -> Failure | None:
     """Return the failure of an output that other arrays change, in all rows or in those of `rows`."""
-    got = called(target.forward, case, *case.arrays, **case.options)
-    other = called(target.forward, case, *arrays, **case.options)
+    got = called(target, "forward", case, *case.arrays, **case.options)
+    other = called(target, "forward", case, *arrays, **case.options)
     for result in (got, other):
         if isinstance(result, Failure):
             return result

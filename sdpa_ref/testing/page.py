@@ -10,7 +10,7 @@ from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.report import Finding, summary, unseen
 from sdpa_ref.testing.runner import Outcome, Run
 
-_LEAST = 160  # pixels that the longer side of a picture gets at least
+_LEAST = 320  # pixels that the longer side of a picture gets at least
 _MOST_ZOOM = 16
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
@@ -31,7 +31,7 @@ section.failure { border: 1px solid #f1b5b5; border-radius: .4rem; padding: 0 1r
 pre { background: #f5f7f9; padding: .6rem .8rem; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere }
 figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: top }
 figcaption { color: #5b6875; font-size: .85rem }
-img { image-rendering: pixelated; border: 1px solid #c8d0d8 }
+img { image-rendering: pixelated; max-width: 100%; height: auto; border: 1px solid #c8d0d8 }
 @media (prefers-color-scheme: dark) {
   body { color: #dbe3ea; background: #14191f }
   pre { background: #1f262e }

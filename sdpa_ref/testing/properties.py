@@ -101,7 +101,7 @@ def _empty(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     words = words or ["causal", "rows", "array", "key lengths"]
     word = str(rng.choice(words))
     offset = "end" if claims.mask or "end" in claims.offsets else draws.an_offset(rng, claims)
-    return {"mask": (word,), "offset": offset, "L": draws.length(rng, claims), "S": int(rng.integers(1, 9))}
+    return {"mask": (word,), "offset": offset, "L": draws.length(rng), "S": int(rng.integers(1, 9))}
 
 
 def _stateful(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
@@ -114,7 +114,7 @@ def _mergeable(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 
 
 def _differentiable(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    """Return a word for each option, but scores so low that the lse of float32 cannot tell one key from many."""
+    """Return a word for each option, without scores so low that their lse cannot tell one key from many."""
     words = draws.everything(rng, claims)
     words["bias"] = tuple("array" if word == LOUD else word for word in words.get("bias", ()))
     return words
@@ -123,11 +123,12 @@ def _differentiable(rng: np.random.Generator, claims: Capabilities) -> draws.Wor
 def _alone(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     mask = draws.any_mask(rng, claims) if (claims.mask and claims.mask_rows) and rng.random() < 0.5 else ()
     rank = max(claims.ranks)
-    return {"mask": mask, "batch": tuple(int(n) for n in rng.integers(2, 4, rank - 3)) if rank > 3 else ()}
+    batch = tuple(int(n) for n in rng.integers(2, 4, rank - 3)) if rank > 2 else None
+    return {"mask": mask, "batch": batch}
 
 
 def _few_heads(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    return {"heads": (6, 2) if claims.grouped_heads else (3, 3), "batch": () if 3 in claims.ranks else (2,)}
+    return {"heads": (6, 2) if claims.grouped_heads else (3, 3), "batch": draws.plain_batch(claims)}
 
 
 def _grouped(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
@@ -136,10 +137,8 @@ def _grouped(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 
 
 def _long(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    S = int(rng.choice(_LONG))
-    batch = () if 3 in claims.ranks else (1,)
-    return {"batch": batch, "heads": (1, 1), "L": int(rng.integers(1, 5)), "S": min(S, claims.max_length or S),
-            "numbers": str(rng.choice(("needles", "normal", "one key")))}  # fmt: skip
+    few = {"batch": draws.plain_batch(claims), "heads": (1, 1), "L": int(rng.integers(1, 5))}
+    return few | {"S": int(rng.choice(_LONG)), "numbers": str(rng.choice(("needles", "normal", "one key")))}
 
 
 def _one_of(*words: str) -> Callable[..., str]:

@@ -1,14 +1,16 @@
 """What the suite is pointed at: a name, functions, and what they claim.
 
 A target is a `Target`. Its functions take and return NumPy arrays, in the keywords of `sdpa_ref.sdpa` and no others;
-an option that is not set is not passed, and an option that is not claimed is never passed:
+an option that is not set is not passed, one that is not claimed is never passed, and ``layout`` only where both layouts
+are claimed:
 
 - ``forward(query, key, value, **options) -> output``;
 - ``state(query, key, value, **options) -> (output, lse)``, optional, never with a sink;
 - ``weights(query, key, **options) -> weights (..., Hq, L, S)``, optional;
 - ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, with
   ``grad_lse=`` where that is claimed; the last two are None for what was not given;
-- ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, optional; `AttentionState` stands in.
+- ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, by default the sum of two
+  `AttentionState`.
 
 A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
 
@@ -45,6 +47,12 @@ class TargetError(Exception):
     """A target that cannot be found, or that cannot run here; the message says why."""
 
 
+def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the state over the union of two disjoint sets of keys."""
+    both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
+    return both.output, both.lse
+
+
 @dataclass(frozen=True)
 class Target:
     """An implementation of attention and its claims.
@@ -54,7 +62,8 @@ class Target:
     name : str
     forward : callable
     capabilities : Capabilities
-    state, weights, vjp, merge : callable, optional
+    state, weights, vjp : callable, optional
+    merge : callable
     about : str
         One line for reports: the version of the library, and what the claims leave out and why.
 
@@ -76,7 +85,7 @@ class Target:
     state: Callable[..., Any] | None = None
     weights: Callable[..., Any] | None = None
     vjp: Callable[..., Any] | None = None
-    merge: Callable[..., Any] | None = None
+    merge: Callable[..., Any] = merged
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -122,12 +131,6 @@ def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
         raise TargetError(str(error)) from None
 
 
-def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the state over the union of two disjoint sets of keys."""
-    both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
-    return both.output, both.lse
-
-
 def _of_backend(name: str) -> Target:
     try:
         backend = sdpa_ref.load(name)
@@ -148,7 +151,6 @@ def _of_backend(name: str) -> Target:
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
-        merge=merged,
         about=f"a backend of sdpa_ref {sdpa_ref.__version__}",
     )
 
