@@ -286,7 +286,7 @@ def test_the_script_of_a_counterexample_knows_every_option(tmp_path):
             bias=("holes", "alibi"), softcap=2.0, sink="heads", dropout=0.3, score_mod=seed % 2 == 0, offset="number",
             layout="LHE",
         )  # fmt: skip
-        mine = target(lambda query, key, value, **options: right(query, key, value, **options) + 1)
+        mine = target(lambda *arrays, **options: right(*arrays, **options) + 1, layouts=["HLE", "LHE"])
         failure = BY_NAME["plain"].check(mine, given)
         (script, *_), reason = counterexample.saved(tmp_path, str(seed), "", failure, diagnosed(mine, failure))
         names = {"__name__": "script", "__file__": str(script)}

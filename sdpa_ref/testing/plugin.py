@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
         for law in PROPERTIES
     ]
-    metafunc.parametrize("sdpa_word", metafunc.config.getoption("--sdpa-target"), scope="session")
+    metafunc.parametrize("sdpa_word", metafunc.config.getoption("--sdpa-target") or [], scope="session")
     metafunc.parametrize("sdpa_law", laws)
 
 

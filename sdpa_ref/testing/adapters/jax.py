@@ -55,7 +55,6 @@ def _attention(
     *,
     mask: Any = None,
     query_offset: Any = None,
-    layout: str = "LHE",
     **options: Any,
 ) -> Any:
     import jax

@@ -42,7 +42,6 @@ def _forward(
     *,
     mask: Any = None,
     query_offset: Any = None,
-    layout: str = "LHE",
     **options: Any,
 ) -> Array:
     import keras
