@@ -104,9 +104,9 @@ def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", mer
 def rounded(bound: Array, expected: Array, dtype: np.dtype[Any], acc_dtype: np.dtype[Any]) -> Array:
     """Return the bound with the last rounding, and for float64 with the reference's own error."""
     bound = bound * 2 if acc_dtype == np.float64 else bound
-    limits = bounds.finfo(dtype)
+    limits, hopeless = bounds.finfo(dtype), np.isinf(bound) & ~np.isnan(expected)
     bound = bound + bounds.unit(dtype) * (abs(expected) + bound) + float(limits.smallest_subnormal) / 2
-    return np.where(np.isfinite(expected) | np.isinf(bound), bound, 0)
+    return np.where(hopeless, np.inf, np.where(np.isfinite(expected), bound, 0))
 
 
 def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any]) -> float:

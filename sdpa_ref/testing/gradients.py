@@ -103,7 +103,7 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     seen, w = s.seen, s.share
     q, k, v = abs(wide(p.query)), abs(per_head(p.key, p)), abs(per_head(p.value, p))
     d_output = np.where(seen.any(-1, keepdims=True), abs(wide(grad_output)), 0)
-    d_lse = 0.0 if grad_lse is None else np.where(seen.any(-1), abs(wide(grad_lse)), 0)[..., None]
+    d_lse = 0.0 if grad_lse is None else np.where(exact.lse > -np.inf, abs(wide(grad_lse)), 0)[..., None]
 
     relative = np.minimum(np.where(w > 0, bounds.share_error(s) / np.where(w > 0, w, 1), 0), 1 / np.maximum(w, u))
     relative += np.expm1(np.minimum(bounds.lse_bound(p, exact, s, 0)[..., None] + u * abs(exact.lse)[..., None], 1))
@@ -111,11 +111,11 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     dP = s.factor * np.where(seen, d_output @ np.where(np.isfinite(v), v, 0).swapaxes(-1, -2), 0)
     dP_error = gamma(p.Ev + 2, u) * dP
     D = (w * dP).sum(-1, keepdims=True)
-    D_error = (w * (relative * dP + dP_error)).sum(-1, keepdims=True)
+    lost = float(bounds.finfo(p.acc_dtype).tiny)  # weights below the smallest normal number are inexact or 0
+    D_error = (w * (relative * dP + dP_error) + lost * dP).sum(-1, keepdims=True)
     D_error += (gamma(p.S + p.Ev + 16, u) + 2 * narrow) * D
     dS = w * (dP + D + d_lse)
-    lost = float(bounds.finfo(p.acc_dtype).tiny)  # weights below the smallest normal number are inexact or 0
-    dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (dP + D + d_lse), 0)
+    dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (1 + dP + D + d_lse), 0)
     if p.score_mod is not None:
         inner = abs(p.score_mod.derivative(reference._biased(exact.capped, p), *reference._indices(p)))  # type: ignore[attr-defined]
         dS, dS_error = inner * dS, inner * dS_error + 16 * u * dS
@@ -142,7 +142,8 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     if p.sink is not None:
         share = s.sink_share * (D + d_lse)
         moved_share = np.minimum(s.change.sum(-1, keepdims=True) + s.sink_change, 1) / s.floor
-        d_sink = (share * (moved_share + gamma(rows * p.B + 32, u)) + s.sink_share * D_error).sum((-1, -2))
+        d_sink = share * (moved_share + gamma(rows * p.B + 32, u)) + s.sink_share * D_error + lost * (1 + D + d_lse)
+        d_sink = d_sink.sum((-1, -2))
     return Gradients(
         mixed(dS_error, dS, k, p.S),
         grouped(mixed(dS_error.swapaxes(-1, -2), dS.swapaxes(-1, -2), q, rows)),
