@@ -282,7 +282,7 @@ def _state(
         raise TypeError(f"dropout must be a Dropout(p, seed), got {type(dropout).__name__}")
     if out is not None:
         shape = (*batch, Hq, L, Ev) if value is not None else (*batch, Hq, L, S)
-        if layout == "LHE" and value is not None:
+        if layout == "LHE" and value is not None and not headless:
             shape = (*batch, L, Hq, Ev)
         masks = [] if mask is None else [part.array for part in walk(mask) if isinstance(part, BooleanArray)]
         used = [*given.values(), *masks, *biases, *([] if sink is None else [as_array("sink", sink)])]

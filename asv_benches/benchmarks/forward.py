@@ -4,7 +4,7 @@ import numpy as np
 
 import sdpa_ref
 
-from .common import BACKENDS, CASES, case, forward, inputs, load, on_device, on_host, skip, waiting, warm
+from .common import BACKENDS, CASES, case, forward, inputs, load, module, on_device, on_host, waiting, warm
 
 
 class Forward:
@@ -27,27 +27,34 @@ class Forward:
 
     def track_error(self, backend, name):
         """Return the largest error, by the largest that the error budget allows."""
-        from sdpa_ref.bench.cases import inputs as on_host_inputs
-        from sdpa_ref.bench.cases import truth
-
-        exact = truth(self.case, on_host_inputs(self.case))
+        cases = module("sdpa_ref.bench.cases")
+        exact = cases.truth(self.case, cases.inputs(self.case))
         output = on_host(self.run())[:, :, exact.rows].astype(np.float64)
         return float(abs(output - exact.output).max()) / exact.budget
 
     track_error.unit = "error budgets"
 
-    def track_matrix_rate(self, backend, name):
-        """Return operations a second by those of a float32 product of NumPy, the two taking turns."""
-        from sdpa_ref.bench.clock import by_turns, matrix_product
 
-        if load(backend).ARRAYS != "numpy":
-            skip("the matrix product is one of the host")
-        product, flops = matrix_product()
-        times = by_turns({"ours": self.run, "product": warm(product)}, 0.2)
+class MatrixRate:
+    """How near a call comes to a float32 product of NumPy, in operations a second: the two take turns."""
+
+    params = (["reference", "numba"], ["prefill-512", "vit", "unet", "prefill-2048", "prefill-2048-wide"])
+    param_names = ("backend", "case")
+
+    def setup(self, backend, name):
+        """Build the inputs, and call once."""
+        self.case = case(name, backend)
+        self.run = forward(self.case, inputs(self.case, backend), backend)
+
+    def track_fraction(self, backend, name):
+        """Return the operations a second over the kept pairs, by those of the product."""
+        clock = module("sdpa_ref.bench.clock")
+        product, flops = clock.matrix_product()
+        times = clock.by_turns({"ours": self.run, "product": warm(product)}, 0.2)
         ours, yardstick = (float(np.median(times[who])) for who in ("ours", "product"))
         return self.case.flops / ours / (flops / yardstick)
 
-    track_matrix_rate.unit = "of a matrix product"
+    track_fraction.unit = "of a matrix product"
 
 
 class Events:
@@ -90,7 +97,7 @@ class Overhead:
         """Build the inputs, and call once."""
         load(backend)
         x = on_device(backend, np.ones((1, 1), np.float32))
-        mask, function = (sdpa_ref.Causal() if name == "mask" else None), sdpa_ref.sdpa
+        mask = sdpa_ref.Causal() if name == "mask" else None
         function = sdpa_ref.sdpa_state if name == "state" else sdpa_ref.sdpa
         self.run = warm(waiting(backend, lambda: function(x, x, x, mask=mask, backend=backend)))
 

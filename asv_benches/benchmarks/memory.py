@@ -1,6 +1,6 @@
 """Memory: of the whole process, and of one call alone."""
 
-from .common import BACKENDS, THREADS, case, forward, inputs, load, skip
+from .common import BACKENDS, THREADS, case, forward, inputs, load, module, skip
 
 
 class Memory:
@@ -31,14 +31,10 @@ class Extra:
             skip("the memory of a GPU is not the process's")
         if backend == "reference" and L > 2048:
             skip("the reference holds all scores at once: it is not run for so many")
+        self.peak_memory = module("sdpa_ref.bench.measure").peak_memory
 
     def track_extra(self, backend, L):
         """Return the peak during the call, less what there was before and less the output."""
-        try:
-            from sdpa_ref.bench.measure import peak_memory
-        except ImportError:
-            skip("this version has no sdpa_ref.bench")
-        found = peak_memory(backend, L, THREADS)
-        return found["extra"] if "extra" in found else skip(found["reason"])
+        return self.peak_memory(backend, L, THREADS)["extra"]
 
     track_extra.unit = "bytes"

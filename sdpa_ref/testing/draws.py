@@ -30,7 +30,7 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
     words: Words = {
         "batch": _batch(rng, claims, empty),
         "heads": _heads(rng, claims, empty),
-        "L": length(rng, minimum=0 if empty else 1),
+        "L": 1 if rng.random() < 0.15 else length(rng, minimum=0 if empty else 1),  # 1: decoding
         "S": length(rng, minimum=0 if empty else 1),
         "E": int(rng.choice((0, 4) if empty else _WIDTHS)),
         "dtype": _pick(rng, claims.dtypes),

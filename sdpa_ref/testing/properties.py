@@ -76,6 +76,12 @@ def _some_of(*words: str) -> Callable[..., draws.Words]:
     return focus
 
 
+def _narrow(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on few keys of width 1, so that infinite scores of one sign are common, and a mask."""
+    few = {"S": int(rng.integers(1, 4)), "E": 1} if rng.random() < 0.5 else {}
+    return few | _masked_and()(rng, claims)
+
+
 def _padded(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     """Return a focus on lengths, many of them joined with a causal mask or a window, which may count from them."""
     focus = _some_of(*_LENGTHS)(rng, claims)
@@ -241,6 +247,10 @@ PROPERTIES: tuple[Property, ...] = (
         "gradients", "The gradients lie within their budget.", laws.differentiates, _need("gradients"), _differentiable
     ),
     Property(
+        "gradients with a sink", "The sink has its gradient, and its share in the lse.", laws.differentiates,
+        _need("gradients", "sink"), _masked_and(sink=_one_of("heads", LOUD)),
+    ),
+    Property(
         "poison", "NaN and infinity that no row sees change no bit.", laws.is_safe_from_poison, _need("poison"),
         _masked_and(),
     ),
@@ -250,7 +260,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "visible NaN", "A visible NaN or infinity reaches the rows that see it, and no others.", laws.spreads_nan,
-        _need("nonfinite"), _masked_and(),
+        _need("nonfinite"), _narrow,
     ),
     Property(
         "batch", "A batch entry has the bits that it has alone.", laws.is_alone_in_the_batch, _need("invariant"), _alone

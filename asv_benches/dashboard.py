@@ -1,0 +1,52 @@
+"""Render the results as a site that loads nothing from other servers: ``python asv_benches/dashboard.py [FOLDER]``.
+
+The pages of ``asv publish`` load their libraries from content delivery networks. Here npm fetches the same ones, once.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NPM = HERE / ".asv" / "npm"
+PACKAGES = (
+    "jquery@3.3.1",
+    "flot@0.8.3",
+    "flot-orderbars@1.0.0",
+    "stupid-table-plugin@1.1.3",
+    "blueimp-md5@2.19.0",
+    "bootstrap@3.1.1",
+)
+FILES = {  # the last part of an address in asv's page: the file in a package
+    "jquery-3.3.1.min.js": "jquery/dist/jquery.min.js",
+    "jquery.flot.min.js": "flot/jquery.flot.js",
+    "jquery.flot.time.min.js": "flot/jquery.flot.time.js",
+    "jquery.flot.selection.min.js": "flot/jquery.flot.selection.js",
+    "jquery.flot.categories.min.js": "flot/jquery.flot.categories.js",
+    "jquery.flot.orderBars.js": "flot-orderbars/js/jquery.flot.orderBars.js",
+    "stupidtable.min.js": "stupid-table-plugin/stupidtable.min.js",
+    "md5.min.js": "blueimp-md5/js/md5.min.js",
+    "bootstrap.min.js": "bootstrap/dist/js/bootstrap.min.js",
+    "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
+}
+_REMOTE = re.compile(r'(src|href)="https://[^"]*/([^/"]+)" integrity="[^"]*" crossorigin="anonymous"')
+
+
+def render(folder):
+    """Write the site into the folder."""
+    subprocess.run([sys.executable, "-m", "asv", "publish", "--html-dir", str(folder)], cwd=HERE, check=True)
+    if not NPM.exists():
+        subprocess.run(["npm", "install", "--silent", "--no-package-lock", "--prefix", str(NPM), *PACKAGES], check=True)
+    for file in FILES.values():
+        target = folder / "lib" / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(NPM / "node_modules" / file, target)
+    index = folder / "index.html"
+    page = index.read_text(encoding="utf-8")
+    index.write_text(_REMOTE.sub(lambda found: f'{found[1]}="lib/{FILES[found[2]]}"', page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    render(Path(sys.argv[1] if len(sys.argv) > 1 else HERE / ".asv" / "html").absolute())

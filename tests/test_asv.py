@@ -1,0 +1,193 @@
+"""The benchmarks for asv: asv accepts them, their setup warms up and skips with reasons, and the dashboard is drawn."""
+
+import http.server
+import importlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sdpa_ref
+from sdpa_ref.bench.cases import CASES
+
+BENCHES = Path(__file__).parents[1] / "asv_benches"
+MODULES = ("forward", "gradients", "memory", "pairs", "peers", "startup")
+CHROMIUM = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    " --disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=20000"
+).split()
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """Return the modules of the benchmarks by name."""
+    monkeypatch.syspath_prepend(str(BENCHES))
+    return {name: importlib.import_module(f"benchmarks.{name}") for name in (*MODULES, "common")}
+
+
+def timed(benchmarks):
+    """Return the classes that time a backend in this process, and the first of each of their other parameters."""
+    for name in MODULES:
+        for _, made in inspect.getmembers(benchmarks[name], inspect.isclass):
+            if any(method.startswith("time_") for method in vars(made)):
+                yield made, [values[0] for values in made.params[1:]]
+
+
+def asv(*arguments, home):
+    command = [sys.executable, "-m", "asv", *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home)}
+    done = subprocess.run(command, cwd=BENCHES, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_asv_accepts_the_suite(tmp_path):
+    pytest.importorskip("asv")
+    existing = f"existing:{sys.executable}"
+    assert "No problems found" in asv("check", "-E", existing, home=tmp_path)
+    asv("machine", "--yes", home=tmp_path)
+    selected = ("-b", r"Overhead.*reference", "-b", "Events.*tiny-single")
+    out = asv("run", "--quick", "--dry-run", "--show-stderr", "-E", existing, *selected, home=tmp_path)
+    assert re.search(r"reference +[\d.]+±0[μm]s", out)
+    assert "skipped: NotImplementedError(\"unknown backend 'cupy'" in out or "'cupy' cannot" in out
+
+
+def test_cases_exist(benchmarks):
+    named = {*benchmarks["common"].CASES}
+    for made in (benchmarks["gradients"].Gradients, benchmarks["memory"].Memory, benchmarks["forward"].MatrixRate):
+        named |= {*made.params[1]}
+    assert named <= {case.name for case in CASES}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nobody", "unknown backend"),
+        ("broken", "a machine that does not exist"),
+        ("missing", "cannot be loaded"),
+        ("picky", "its taste|no gradients"),
+    ],
+)
+def test_who_cannot_run_is_skipped_with_the_reason(benchmarks, name, reason):
+    for made, rest in timed(benchmarks):
+        with pytest.raises(NotImplementedError, match=reason):
+            made().setup(name, *rest)
+
+
+def test_setup_calls_once_with_what_is_timed(benchmarks, monkeypatch):
+    calls = []
+
+    def counted(function):
+        def call(*arrays, **options):
+            calls.append((function.__name__, [(array.shape, array.dtype) for array in arrays]))
+            return function(*arrays, **options)
+
+        return call
+
+    for name in ("sdpa", "sdpa_vjp", "sdpa_state"):
+        monkeypatch.setattr(sdpa_ref, name, counted(getattr(sdpa_ref, name)))
+    for made, rest in timed(benchmarks):
+        benchmark = made()
+        benchmark.setup("loopback", *rest)
+        before = list(calls)
+        (method,) = (getattr(benchmark, method) for method in vars(made) if method.startswith("time_"))
+        method("loopback", *rest)
+        (call,) = calls[len(before) :]
+        assert call in before
+
+
+def test_errors_are_counted_in_budgets(benchmarks, monkeypatch):
+    benchmark = benchmarks["forward"].Forward()
+    benchmark.setup("reference", "tiny-single")
+    assert 0 < benchmark.track_error("reference", "tiny-single") < 1
+    right = benchmark.run()
+    benchmark.run = lambda: right + np.float32(1)
+    assert benchmark.track_error("reference", "tiny-single") > 1000
+
+
+def test_a_ratio_is_that_of_the_medians(benchmarks, monkeypatch):
+    from sdpa_ref.bench import measure
+
+    found = {"contenders": {"loopback": {"median": 2.0}, "json": {"median": 5.0}}}
+    monkeypatch.setattr(measure, "measure", lambda case, names, threads, seconds: found)
+    benchmark = benchmarks["peers"].Peers()
+    benchmark.setup("loopback", "json", "tiny")  # "json" stands for a peer that is installed
+    assert benchmark.track_ratio("loopback", "json", "tiny") == 2.5
+    found["contenders"]["json"] = {"reason": "no masks"}
+    with pytest.raises(NotImplementedError, match="json: no masks"):
+        benchmark.setup("loopback", "json", "tiny")
+
+
+@pytest.mark.parametrize("pair", ["no batch / batch", "segments / batch", "padding-16 / numpy", "decode-128 / numpy"])
+def test_pairs_compute_the_same(benchmarks, pair):
+    benchmark = benchmarks["pairs"].Pairs()
+    benchmark.setup("loopback", pair)
+    ours, other = (np.asarray(run()) for run in benchmark.runs.values())
+    np.testing.assert_allclose(ours.ravel(), other.ravel(), rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Return the address of the dashboard of the kept results, served to this machine."""
+    pytest.importorskip("asv")
+    if BROWSER is None:
+        pytest.skip("no Chromium here")
+    if not any((BENCHES / "results").glob("*/*-*.json")) or not (BENCHES.parent / ".git").exists():
+        pytest.skip("no results, or no history that they belong to")
+    folder = tmp_path_factory.mktemp("dashboard")
+    made = subprocess.run([sys.executable, str(BENCHES / "dashboard.py"), str(folder)], capture_output=True, text=True)
+    if "npm" in made.stderr:
+        pytest.skip(f"the libraries of the pages could not be had: {made.stderr.splitlines()[-1]}")
+    assert made.returncode == 0, made.stdout + made.stderr
+    handler = partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and tells nobody."""
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def opened(address, folder, *options):
+    """Return a page as the browser has it when its scripts are done, and what they complained of."""
+    command = [BROWSER, *CHROMIUM, f"--user-data-dir={folder}", *options, "--dump-dom", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize(
+    ("page", "content"),
+    [
+        ("#/", "time_forward"),
+        ("#/summarylist", "Overhead.time_call"),
+        ("#/regressions", "regressions"),
+        ("#forward.Forward.time_forward", 'class="flot-base"'),
+    ],
+)
+def test_pages_of_the_dashboard_load(site, tmp_path, page, content):
+    dom, complaints = opened(site + page, tmp_path)
+    assert complaints == []
+    assert content in dom
+
+
+def test_a_plot_is_drawn(site, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    picture = tmp_path / "plot.png"
+    options = f"--screenshot={picture}", "--window-size=1200,900"
+    opened(site + "#forward.Forward.time_forward", tmp_path / "user", *options)
+    with image.open(picture) as drawn:
+        pixels = np.asarray(drawn.convert("RGB"), dtype=int)[150:, 300:]
+    assert np.count_nonzero(np.ptp(pixels, axis=2) > 80) > 100  # lines in colours, right of the menu
