@@ -37,7 +37,7 @@ _REMOTE = re.compile(r'(src|href)="https://[^"]*/([^/"]+)" integrity="[^"]*" cro
 def render(folder):
     """Write the site into the folder."""
     subprocess.run([sys.executable, "-m", "asv", "publish", "--html-dir", str(folder)], cwd=HERE, check=True)
-    if not NPM.exists():
+    if not (NPM / "node_modules").exists():
         subprocess.run(["npm", "install", "--silent", "--no-package-lock", "--prefix", str(NPM), *PACKAGES], check=True)
     for file in FILES.values():
         target = folder / "lib" / file

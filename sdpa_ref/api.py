@@ -6,7 +6,7 @@ from sdpa_ref import registry
 from sdpa_ref.arrays import Array
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.gradients import Gradients, to_caller
-from sdpa_ref.problem import Problem, ScoreMod
+from sdpa_ref.problem import NO_VALUE, Problem, ScoreMod
 from sdpa_ref.reference import Stages
 from sdpa_ref.spelling import unknown_keyword
 from sdpa_ref.state import AttentionState
@@ -203,7 +203,7 @@ def sdpa_weights(
     if unknown:
         raise unknown_keyword(unknown)
     problem = Problem.of(
-        query, key, None, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
+        query, key, NO_VALUE, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
     )
     weights = registry.choose(problem, backend).forward(problem, _WEIGHTS).weights
     weights = weights[0] if problem.headless else weights

@@ -1,12 +1,13 @@
 """The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float, kind, module_of
 from sdpa_ref.biases import ALiBi
-from sdpa_ref.masks.checks import check_broadcast
+from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
 
 def heads_first(array: Array, layout: str) -> Array:
@@ -98,22 +99,40 @@ def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
 
 def real_number(name: str, value: Any) -> float:
     """Return a finite number."""
-    number = np.asarray(value)
-    if number.ndim or number.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        array = as_array(name, value)  # NumPy's own scalars and arrays without axes
+        if array.ndim or not (is_float(array.dtype) or array.dtype.kind in "iu"):
+            raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = np.inf
     if not np.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(number)
+        raise ValueError(f"{name} must be finite (in float64), got {value!r:.40}")
+    return number
 
 
 def soft_cap(value: Any) -> float:
     """Return a finite number above 0."""
-    cap = np.asarray(value)
-    if cap.ndim or cap.dtype.kind not in "fiu":
-        raise TypeError(f"softcap must be a real number or None, got {type(value).__name__} {value!r:.40}")
-    if not (np.isfinite(cap) and cap > 0):
-        raise ValueError(f"softcap must be finite and above 0 (None turns it off), got {value}")
-    return float(cap)
+    cap = real_number("softcap", value)
+    if cap <= 0:
+        raise ValueError(f"softcap must be above 0 (None turns it off), got {value!r:.40}")
+    return cap
+
+
+def check_score_mod(score_mod: Any, shape: tuple[int, ...]) -> None:
+    """Raise the error of a `score_mod` that cannot be applied, after trying it on one score."""
+    if not callable(score_mod):
+        raise TypeError(f"score_mod must be a function f(s, b, h, i, j), got {type(score_mod).__name__}")
+    if 0 in shape:
+        return
+    plain = getattr(score_mod, "py_func", score_mod)  # what Numba would first have to compile for arrays
+    with np.errstate(all="ignore"):
+        result = as_array("the result of score_mod", plain(np.zeros((1, 1)), *np.zeros((4, 1, 1), np.int64)))
+    if not (is_float(result.dtype) or result.dtype.kind in "iu"):
+        raise TypeError(f"score_mod must return real numbers, got {result.dtype}")
+    if not broadcastable(result.shape, (1, 1)):
+        raise ValueError(f"score_mod must work elementwise: a score of shape (1, 1) gave {result.shape}")
 
 
 def one_kind(arrays: dict[str, Array]) -> None:
@@ -127,17 +146,27 @@ def one_kind(arrays: dict[str, Array]) -> None:
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list[Array]) -> None:
     """Raise the error of an `out` that cannot receive the result."""
     module = module_of(kind(used[0]))
-    if not isinstance(out, module.ndarray):
+    if not isinstance(out, module.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out must be a {module.__name__} array, got {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
     if not getattr(out.flags, "writeable", True):
         raise ValueError("out must be writeable, got a read-only array")
-    if out.size and any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape, strict=True)):
-        raise ValueError("out must not overlap itself, got an array with a stride of 0")
+    if out.size and _overlaps_itself(out):
+        raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
     for array in used:
         if module.may_share_memory(out, array) and _overlap(module, out, array):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Return whether, going from the closest axis to the widest, a step falls within what lies before it."""
+    reach = array.itemsize
+    for step, size in sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True)):
+        if size > 1 and step < reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def _overlap(module: Any, a: Array, b: Array) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+_MOST = 1e24  # times any distance of positions it is a float32
+
 
 @dataclass(frozen=True, eq=False)
 class ALiBi:
@@ -13,7 +15,7 @@ class ALiBi:
     Parameters
     ----------
     slopes : float or array of float, shape (Hq,)
-        One finite slope a query head; a number serves all heads.
+        One slope a query head, within +-1e24; a number serves all heads.
 
     Notes
     -----
@@ -34,14 +36,17 @@ class ALiBi:
     slopes: Any
 
     def __post_init__(self) -> None:
-        slopes = np.array(self.slopes)
+        try:
+            slopes = np.array(self.slopes)
+        except ValueError:
+            raise ValueError(f"bias: ALiBi slopes must have one shape, got {self.slopes!r:.60}") from None
         if slopes.dtype.kind not in "fiu" and slopes.dtype.name != "bfloat16":
             raise TypeError(f"bias: ALiBi slopes must be real numbers, got {slopes.dtype}")
         slopes = slopes.astype(np.float64)
         if slopes.ndim > 1:
             raise ValueError(f"bias: ALiBi slopes must be a number or have shape (Hq,), got {slopes.shape}")
-        if not np.isfinite(slopes).all():
-            raise ValueError(f"bias: ALiBi slopes must be finite, got {slopes}")
+        if not (abs(slopes) <= _MOST).all():
+            raise ValueError(f"bias: ALiBi slopes must be finite and within +-{_MOST:g}, got {slopes}")
         slopes.setflags(write=False)
         object.__setattr__(self, "slopes", slopes)
 

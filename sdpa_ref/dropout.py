@@ -45,7 +45,7 @@ class Dropout:
     def __post_init__(self) -> None:
         if isinstance(self.p, bool) or not isinstance(self.p, (int, float, np.floating)):
             raise TypeError(f"dropout: p must be a real number, got {type(self.p).__name__}")
-        if not 0 <= self.p < 1:
+        if not 0 <= float(self.p) < 1:
             raise ValueError(f"dropout: p must be in [0, 1), got {self.p}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
             raise TypeError(f"dropout: seed must be an integer, got {type(self.seed).__name__}")
@@ -74,6 +74,8 @@ class Dropout:
         first_row : int
             Index i of the first row, for a block of rows of a longer problem.
         """
+        if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in shape):
+            raise ValueError(f"shape must be sizes of at least 0, got {shape}")
         *batch, heads, rows, keys = (1,) * (3 - len(shape)) + tuple(shape)
         entries = int(np.prod(batch, dtype=np.int64))
         b, h, i, quad = np.ogrid[0:entries, 0:heads, first_row : first_row + rows, 0 : (keys + 3) // 4]

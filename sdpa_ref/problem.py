@@ -10,6 +10,7 @@ from sdpa_ref.arguments import (
     bias_parts,
     canonical_view,
     check_out,
+    check_score_mod,
     heads_first,
     one_kind,
     real_number,
@@ -19,11 +20,13 @@ from sdpa_ref.arguments import (
     sum_of_biases,
 )
 from sdpa_ref.arrays import FLOATS, Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
+from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.masks import Grid, Intervals, Mask, as_mask, place_queries, reduce_mask, walk
 from sdpa_ref.masks.algebra import BooleanArray, check_sizes
 
 ScoreMod = Callable[..., Any]
+NO_VALUE: Any = object()  # instead of a value where only weights are wanted
 
 
 class Result(NamedTuple):
@@ -125,6 +128,7 @@ class Problem(NamedTuple):
             and sink is None
             and out is None
             and (mask is None or (isinstance(mask, Mask) and mask.cacheable))
+            and type(layout) is str
             and (query_offset is None or type(query_offset) is str or type(query_offset) is int)
             and (scale is None or type(scale) is float)
             and (softcap is None or type(softcap) is float)
@@ -245,7 +249,7 @@ def _state(
     if layout not in ("HLE", "LHE"):
         raise ValueError(f'layout must be "HLE" (..., H, L, E) or "LHE" (..., L, H, E), got {layout!r}')
     given = {"query": as_array("query", query), "key": as_array("key", key)}
-    if value is not None:
+    if value is not NO_VALUE:
         given["value"] = as_array("value", value)
     dtype = result_dtype(**given)
     acc_dtype = accumulation_dtype(dtype)
@@ -276,18 +280,19 @@ def _state(
         }
     )
     canonical = {name: canonical_view(view, dtype, (*batch, *view.shape[-3:])) for name, view in views.items()}
-    if score_mod is not None and not callable(score_mod):
-        raise TypeError(f"score_mod must be a function f(s, b, h, i, j), got {type(score_mod).__name__}")
+    if score_mod is not None:
+        check_score_mod(score_mod, (*batch, Hq, L, S))
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout must be a Dropout(p, seed), got {type(dropout).__name__}")
     if out is not None:
-        shape = (*batch, Hq, L, Ev) if value is not None else (*batch, Hq, L, S)
-        if layout == "LHE" and value is not None and not headless:
+        shape = (*batch, Hq, L, Ev) if "value" in given else (*batch, Hq, L, S)
+        if layout == "LHE" and "value" in given and not headless:
             shape = (*batch, L, Hq, Ev)
         masks = [] if mask is None else [part.array for part in walk(mask) if isinstance(part, BooleanArray)]
-        used = [*given.values(), *masks, *biases, *([] if sink is None else [as_array("sink", sink)])]
+        added = [part for part in (bias if isinstance(bias, tuple) else (bias,)) if not isinstance(part, ALiBi)]
+        used = [*given.values(), *masks, *(as_array("bias", part) for part in (*added, sink) if part is not None)]
         check_out(out, shape[1:] if headless else shape, dtype, used)
-        usable = value is not None and out.flags.aligned  # else the result is copied into it
+        usable = "value" in given and out.flags.aligned  # else the result is copied into it
         out = heads_first(out, layout) if usable else None
     return Problem(
         query=canonical["query"],

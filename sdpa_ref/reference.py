@@ -80,7 +80,7 @@ def stages(problem: Problem) -> Stages:
         lse = m + np.log(z)
         if p.dropout is not None:
             kept = p.dropout.keep(score.shape, first_row=p.first_row)
-            weights = np.where(kept, weights * p.dropout.factor, 0)
+            weights = weights * np.where(kept, p.dropout.factor, 0)
         value = _wide(p.value) if p.value is not None else np.empty((*k.shape[:-1], 0))
         seen = keep & ~_empty(score)
         output = _heads(_mixed(_groups(weights, p), _groups(seen, p), value[..., None, :, :]), p)

@@ -53,6 +53,8 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleT
     """Return the module that solves the problem: the named one and no other, or the first fit for the kind of array."""
     if name is None:
         return _default(problem, task)
+    if not isinstance(name, str):
+        raise TypeError(f"backend must be a name or None, got {type(name).__name__}")
     backend = load(name)
     if backend.ARRAYS != problem.kind:
         raise TypeError(

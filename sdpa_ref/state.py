@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arguments import sink_logits
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
 
 
@@ -50,6 +51,8 @@ class AttentionState:
             if not is_float(array.dtype):
                 raise TypeError(f"{name} must be float, got {array.dtype}")
             object.__setattr__(self, name, array)
+        if lse.dtype.name not in ("float32", "float64"):
+            raise TypeError(f"lse must be float32 or float64, got {lse.dtype}")
         if lse.shape != output.shape[:-1] or output.ndim < 2:
             raise ValueError(
                 f"lse must have the shape of output without its last axis, got {lse.shape} and {output.shape}"
@@ -79,7 +82,7 @@ class AttentionState:
         >>> (nothing + nothing).lse.tolist()
         [[-inf, -inf, -inf], [-inf, -inf, -inf]]
         """
-        module, dtype = module_of(kind(like)), np.dtype(dtype)
+        module, dtype = module_of(kind(like)), np.dtype(dtype).newbyteorder("=")
         lse = module.full(shape, -np.inf, accumulation_dtype(dtype))
         return AttentionState(module.zeros((*lse.shape, Ev), dtype), lse, layout)
 
@@ -100,6 +103,10 @@ class AttentionState:
         mixed = share_a[..., None] * self.output.astype(wide) + share_b[..., None] * other.output.astype(wide)
         return AttentionState(mixed.astype(dtype), lse, self.layout)
 
+    def __radd__(self, other: object) -> "AttentionState":
+        """Return the state itself for ``0 + state``, with which `sum` begins."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
     def with_sink(self, sink: Any) -> "AttentionState":
         """Return the state with one more logit a head that only adds to the denominator.
 
@@ -111,13 +118,8 @@ class AttentionState:
         if self.has_sink:
             raise ValueError("the sink is added once, and this state has one")
         heads = 1 if self.lse.ndim == 1 else self.lse.shape[-1 if self.layout == "LHE" else -2]
-        logits = as_array("sink", sink)
-        if not is_float(logits.dtype) and logits.dtype.kind not in "iu":
-            raise TypeError(f"sink must be real numbers, got {logits.dtype}")
-        if logits.shape not in ((), (heads,)):
-            raise ValueError(f"sink must be a number or have shape (Hq,) = ({heads},), got {logits.shape}")
-        logits = logits.astype(self.lse.dtype)
-        if logits.ndim and self.lse.ndim > 1 and self.layout == "HLE":
+        logits = sink_logits(sink, heads, self.lse.dtype).astype(self.lse.dtype)
+        if self.lse.ndim > 1 and self.layout == "HLE":
             logits = logits[:, None]
         lse, share, _ = _union(self.lse, logits)
         output = (share[..., None] * self.output.astype(lse.dtype)).astype(self.output.dtype)

@@ -3,6 +3,8 @@
 import http.server
 import importlib
 import inspect
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,23 +43,29 @@ def timed(benchmarks):
                 yield made, [values[0] for values in made.params[1:]]
 
 
-def asv(*arguments, home):
-    command = [sys.executable, "-m", "asv", *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home)}
-    done = subprocess.run(command, cwd=BENCHES, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_asv_accepts_the_suite(tmp_path):
     pytest.importorskip("asv")
+    kept_elsewhere = {'".."': BENCHES.parent, '"benchmarks"': BENCHES / "benchmarks", '"results"': tmp_path / "results"}
+    text = (BENCHES / "asv.conf.json").read_text(encoding="utf-8")
+    for path, absolute in kept_elsewhere.items():
+        assert text.count(path) == 1
+        text = text.replace(path, json.dumps(str(absolute)))
+    (tmp_path / "asv.conf.json").write_text(text, encoding="utf-8")
+
+    def asv(*arguments):
+        command = [sys.executable, "-m", "asv", *arguments]
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     existing = f"existing:{sys.executable}"
-    assert "No problems found" in asv("check", "-E", existing, home=tmp_path)
-    asv("machine", "--yes", home=tmp_path)
-    selected = ("-b", r"Overhead.*reference", "-b", "Events.*tiny-single")
-    out = asv("run", "--quick", "--dry-run", "--show-stderr", "-E", existing, *selected, home=tmp_path)
+    assert "No problems found" in asv("check", "-E", existing)
+    asv("machine", "--yes")
+    selected = ("-b", "Overhead.*reference", "-b", "Events.*tiny-single")
+    out = asv("run", "--quick", "--dry-run", "--show-stderr", "-E", existing, *selected)
     assert re.search(r"reference +[\d.]+±0[μm]s", out)
-    assert "skipped: NotImplementedError(\"unknown backend 'cupy'" in out or "'cupy' cannot" in out
+    assert re.search(r"skipped: NotImplementedError.*cupy", out)
 
 
 def test_cases_exist(benchmarks):

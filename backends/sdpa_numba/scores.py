@@ -158,6 +158,6 @@ def functions(sizes, score_mod):
                 bits = keep_bits(p, b, rows.h + 8 * v * lanes, rows.i + 8 * v * lanes, (j + x) // 4)
                 for k in range(4):
                     to = t + ((x + k) * vectors + v) * vector
-                    store(to, select(bits[k], load(to) * factor, splat(zero)))
+                    store(to, load(to) * select(bits[k], factor, splat(zero)))
 
     return adjust, mask, thin

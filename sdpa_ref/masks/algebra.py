@@ -1,6 +1,7 @@
 """What all masks share: the grid they are laid over, the operators, and the reduction to the normal form."""
 
 import itertools
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -11,7 +12,7 @@ import numpy as np
 
 from sdpa_ref.arrays import as_array
 from sdpa_ref.masks import drawing
-from sdpa_ref.masks.checks import check_broadcast
+from sdpa_ref.masks.checks import check_broadcast, count
 from sdpa_ref.masks.intervals import Bound, Intervals, Rows, complement, everything, intersection, normal_form
 
 _FEW = 1024  # entries of a mask's own array that are compared by value
@@ -58,6 +59,9 @@ class Mask:
 
     def __invert__(self) -> "Mask":
         return Not((self,))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask is neither true nor false: combine masks with &, | and ~ instead of and, or and not")
 
     __array_ufunc__ = None  # a NumPy array on the left of & hands over to __rand__
 
@@ -167,10 +171,10 @@ class Mask:
             drop  Window(2, 0)
         """
         grid = self._grid(L, S, batch, heads, query_offset)
+        for name, index, size in (("i", i, L), ("j", j, S), ("b", b, math.prod(grid.batch)), ("h", h, grid.heads)):
+            if count(name, index) >= size:
+                raise ValueError(f"mask: {name} must be in [0, {size}), got {index}")
         where = (*map(int, np.unravel_index(b, grid.batch)), h) if grid.batch else (h,)
-        for name, index, size in (("i", i, L), ("j", j, S), ("h", h, grid.heads)):
-            if not 0 <= index < size:
-                raise ValueError(f"{name} must be in [0, {size}), got {index}")
         lines: list[str] = []
 
         def visit(mask: Mask, depth: int) -> bool:
@@ -189,14 +193,16 @@ class Mask:
         """Return the grid of a mask that is looked at on its own, with the axes that its arrays ask for."""
         from sdpa_ref.masks.positions import place_queries  # it reads the rules, which are made of this class
 
-        axes = [part._axes() for part in walk(self)]
-        if batch is None:
-            offset = () if query_offset is None or isinstance(query_offset, str) else np.shape(query_offset)
-            try:
+        L, S = count("L", L), count("S", S)
+        try:
+            axes = [part._axes() for part in walk(self)]
+            if batch is None:
+                offset = () if query_offset is None or isinstance(query_offset, str) else np.shape(query_offset)
                 batch = np.broadcast_shapes(offset, *(own for own, _ in axes))
-            except ValueError:
-                raise ValueError(f"the batch axes of {self!r} and of query_offset must broadcast") from None
-        heads = max(own for _, own in axes) if heads is None else heads
+        except ValueError:
+            raise ValueError(f"the batch axes of {self!r} and of query_offset must broadcast") from None
+        batch = tuple(count("batch", size) for size in np.atleast_1d(np.array(batch, dtype=object)))
+        heads = max(own for _, own in axes) if heads is None else count("heads", heads)
         check_sizes(self, batch, heads, L, S)
         positions, origin, _ = place_queries(self, query_offset, batch, L, S, alibi=False)
         return Grid(batch, heads, L, S, positions, origin)

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+_LARGEST = 2**63 - 1
+
 
 def check_broadcast(name: str, shape: tuple[int, ...], batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
     """Raise a ValueError unless an array of this shape broadcasts to the shape of the weights."""
@@ -55,6 +57,8 @@ def integers(name: str, value: Any, axes: int = 0) -> Any:
         raise TypeError(f"mask: {name} must be integers, got {given.dtype}")
     if given.ndim < axes:
         raise ValueError(f"mask: {name} must have at least {axes} axis, got shape {given.shape}")
+    if given.dtype == np.uint64 and (given > np.uint64(_LARGEST)).any():
+        raise ValueError(f"mask: {name} must be below 2**63, got {given.max()}")
     array = given.astype(np.int64)
     array.setflags(write=False)
     return array

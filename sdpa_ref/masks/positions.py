@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_array
 from sdpa_ref.masks.algebra import Mask, joined, walk
 from sdpa_ref.masks.checks import broadcastable
 from sdpa_ref.masks.intervals import Bound
@@ -27,7 +28,8 @@ def place_queries(
         packed.documents(L) if packed is not None else map(np.atleast_1d, (0, 0, L, S))
     )
     if query_offset is None:
-        if positional and (queries != keys).any():
+        differ = L != S if packed is None else bool((packed.q_lengths != packed.k_lengths).any())
+        if positional and differ:
             raise ValueError(
                 f"query_offset must say where the first query stands when {_lengths_differ(packed, L, S)}: "
                 'query_offset="start" puts it on the first key, "end" puts the last query on the last key'
@@ -71,7 +73,9 @@ def _named(name: str, mask: Mask | None, parts: list[Mask], packed: Packed | Non
 
 
 def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
-    offset = np.asarray(query_offset)
+    offset = as_array("query_offset", query_offset) if not isinstance(query_offset, int) else np.array(query_offset)
+    if offset.dtype == object:
+        offset = np.array(np.iinfo(np.int64).max)  # beyond int64, and so beyond what is allowed
     if offset.dtype.kind not in "iu":
         raise TypeError(
             f'query_offset must be an int, an array of int, "start" or "end", got {offset.dtype} ({query_offset!r:.60})'
@@ -84,4 +88,4 @@ def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
 
 
 def _lengths_differ(packed: Packed | None, L: int, S: int) -> str:
-    return f"L = {L} and S = {S} differ" if packed is None else "a document has as many keys as queries not everywhere"
+    return f"L = {L} and S = {S} differ" if packed is None else "the q_lengths and k_lengths of Packed differ"

@@ -332,10 +332,10 @@ class Packed(Mask):
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         for name, given, size in (("q_lengths", self.q_lengths, L), ("k_lengths", self.k_lengths, S)):
             broadcasts(f"Packed {name}", given.shape[:-1], batch)
-            total = given.sum(-1)
+            total = np.minimum(given, size + 1).sum(-1)  # the sum of what was given may be beyond int64
             if (total > size).any():
                 axis = "L" if name == "q_lengths" else "S"
-                raise ValueError(f"mask: Packed {name} add up to {total.max()}, more than {axis} = {size}")
+                raise ValueError(f"mask: Packed {name} {given.tolist()!s:.60} add up to more than {axis} = {size}")
 
     def _axes(self) -> tuple[tuple[int, ...], int]:
         return np.broadcast_shapes(self.q_lengths.shape[:-1], self.k_lengths.shape[:-1]), 1

@@ -143,8 +143,15 @@ def _grouped(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 
 
 def _long(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    few = {"batch": draws.plain_batch(claims), "heads": (1, 1), "L": int(rng.integers(1, 5))}
-    return few | {"S": int(rng.choice(_LONG)), "numbers": str(rng.choice(("needles", "normal", "one key")))}
+    """Return a focus on so many keys that a kernel takes them in several blocks, for one query and for a tile of them."""
+    sizes = {
+        "L": rng.choice((1, 2, 4, 16, 33, 65)),
+        "S": rng.choice(_LONG),
+        "E": rng.choice((2, 8)),
+        "Ev": rng.choice((3, 8)),
+    }
+    few = {"batch": draws.plain_batch(claims), "heads": (1, 1), **{name: int(n) for name, n in sizes.items()}}
+    return few | _masked_and(numbers=_one_of("needles", "normal", "one key"))(rng, claims)
 
 
 def _one_of(*words: str) -> Callable[..., str]:

@@ -1,0 +1,110 @@
+"""Faults that an attack from outside has found, by kind."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sdpa_ref as sr
+
+X = np.ones((2, 3, 4), np.float32)
+
+
+@pytest.mark.parametrize("function", [sr.sdpa, sr.sdpa_state, sr.sdpa_stages], ids=lambda f: f.__name__)
+def test_value_is_needed(function):
+    with pytest.raises(TypeError, match="value must be an array"):
+        function(X, X, None)
+
+
+@pytest.mark.parametrize("huge", [[2**62] * 4, [2**63 - 1, 2]])
+def test_lengths_whose_sum_leaves_int64(huge):
+    with pytest.raises(ValueError, match="add up to more than L = 3"):
+        sr.Packed(huge).dense(3, 3)
+
+
+@pytest.mark.parametrize("sink", [1e300, -1e300])
+def test_a_sink_beyond_float32_stays_finite(sink, backend):
+    direct = sr.sdpa(X, X, X, sink=sink, backend=backend)
+    merged = sr.sdpa_state(X, X, X, backend=backend).with_sink(sink)
+    np.testing.assert_allclose(merged.output, direct, rtol=1e-6)
+    assert np.isfinite(merged.lse).all()
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "error", "message"),
+    [
+        (lambda s, b, h, i, j: None, TypeError, "result of score_mod"),
+        (lambda s, b, h, i, j: "high", TypeError, "real numbers"),
+        (lambda s, b, h, i, j: s + 1j, TypeError, "real numbers"),
+        (lambda s, b, h, i, j: s[..., None] * np.ones(3), ValueError, "elementwise"),
+    ],
+)
+def test_score_mod_that_returns_no_scores(score_mod, error, message, backend):
+    with pytest.raises(error, match=message):
+        sr.sdpa(X, X, X, score_mod=score_mod, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"layout": ["HLE"]}, ValueError, "layout must be"),
+        ({"backend": ["reference"]}, TypeError, "backend must be a name"),
+        ({"scale": [[1], [1, 2]]}, TypeError, "scale must be"),
+        ({"scale": 10**400}, ValueError, "scale must be finite"),
+        ({"scale": "1"}, TypeError, "scale must be a real number"),
+        ({"query_offset": 2**70}, ValueError, "query_offset must be within"),
+        ({"query_offset": [[1], [1, 2]]}, TypeError, "query_offset must be"),
+        ({"mask": sr.Packed([0, 0, 0], [2, 1, 0]) & sr.Causal()}, ValueError, "query_offset must say"),
+        ({"out": np.ma.masked_array(X.copy())}, TypeError, "out must be a numpy array"),
+        ({"out": np.lib.stride_tricks.as_strided(X.copy(), X.shape, (4, 4, 4))}, ValueError, "overlap itself"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_wrong_kind(options, error, message):
+    with pytest.raises(error, match=message):
+        sr.sdpa(X, X, X, **options)
+
+
+def test_out_in_the_memory_of_a_bias_of_another_byte_order():
+    bias = np.zeros((2, 3, 4), ">f4")
+    with pytest.raises(ValueError, match="share memory"):
+        sr.sdpa(X, X, X, bias=bias[..., :3], out=bias.view("<f4"))
+
+
+@pytest.mark.parametrize("scale", [10**30, ml_dtypes.bfloat16(0.5), np.float32(0.5), np.int64(2)], ids=repr)
+def test_any_real_number_is_a_scale(scale, backend):
+    np.testing.assert_array_equal(sr.sdpa(X, X, X, scale=scale, backend=backend), X)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: sr.ALiBi(1e308), ValueError, "slopes must be finite and within"),
+        (lambda: sr.ALiBi([[1], [1, 2]]), ValueError, "one shape"),
+        (lambda: sr.KeyLengths(np.uint64(2**64 - 1)), ValueError, "below 2\\*\\*63"),
+        (lambda: sr.Dropout(1 - 1e-17, 0), ValueError, "p must be in"),
+        (lambda: sr.Dropout(0.5, 0).keep((2.0, 3)), ValueError, "sizes"),
+        (lambda: sr.Causal().dense(2.5, 2), TypeError, "L must be an integer"),
+        (lambda: sr.Causal().dense(-1, 2), ValueError, "L must be at least 0"),
+        (lambda: sr.Causal().explain(0, 0, 2, 2, b=5), ValueError, "b must be in"),
+        (lambda: sr.Segments(np.zeros((2, 3), int), np.zeros((3, 3), int)).dense(3, 3), ValueError, "must broadcast"),
+        (lambda: sr.Causal() and sr.Window(1, 1), TypeError, "instead of and, or and not"),
+    ],
+)
+def test_objects_of_the_wrong_kind(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_sum_of_states(backend):
+    x = np.random.default_rng(0).standard_normal((2, 6, 4)).astype(np.float32)
+    parts = [sr.sdpa_state(x, x[:, j : j + 2], x[:, j : j + 2], backend=backend) for j in (0, 2, 4)]
+    whole = sr.sdpa_state(x, x, x, backend=backend)
+    np.testing.assert_allclose(sum(parts).output, whole.output, rtol=1e-5, atol=1e-6)
+
+
+def test_a_visible_nan_is_not_hidden_by_dropout(backend):
+    key = X.copy()
+    key[0, 0] = np.nan
+    output = sr.sdpa(X, key, X, dropout=sr.Dropout(0.99, 3), backend=backend)
+    assert np.isnan(output[0]).all()
+    assert np.isfinite(output[1]).all()
