@@ -61,7 +61,8 @@ def sdpa(
         Position of the first query among the keys. Needed when L and S differ and the mask or ALiBi depends on
         positions: "start" puts the first query on the first key, "end" the last (valid) query on the last (valid) key.
     score_mod : callable, optional
-        ``f(s, b, h, i, j)``, applied elementwise to scores and indices, written with NumPy functions.
+        ``f(s, b, h, i, j)``, applied elementwise to scores and indices, written with NumPy functions. The Numba backend
+        builds a function that is decorated with ``numba.njit`` into its kernel.
     dropout : Dropout, optional
         Drops weights, reproducibly.
     layout : {"HLE", "LHE"}

@@ -108,3 +108,12 @@ def test_a_visible_nan_is_not_hidden_by_dropout(backend):
     output = sr.sdpa(X, key, X, dropout=sr.Dropout(0.99, 3), backend=backend)
     assert np.isnan(output[0]).all()
     assert np.isfinite(output[1]).all()
+
+
+def test_score_mod_sees_what_it_reads_as_it_is_now(backend):
+    table = np.zeros(2)
+    score_mod = lambda s, b, h, i, j: s + np.where(j == 0, table[0], 0)  # noqa: E731
+    sr.sdpa_weights(X, X, score_mod=score_mod, backend=backend)
+    table[0] = 100
+    weights = sr.sdpa_weights(X, X, score_mod=score_mod, backend=backend)
+    np.testing.assert_array_equal(weights[..., 0], 1)

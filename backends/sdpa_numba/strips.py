@@ -16,18 +16,20 @@ NUMBERS_AT_ONCE = 2**22  # scores in a strip: what a rule makes of them stays in
 
 
 @lru_cache(maxsize=64)
-def compiled(score_mod: Callable[..., Any] | None, acc: str) -> Any:
-    """Return the user's function compiled for scores of type `acc`, None where there is none or Numba cannot."""
-    if score_mod is None:
+def compiled(score_mod: Any, acc: str) -> Any:
+    """Return a function that its user has compiled with Numba, if it is of use for scores of type `acc`, else None.
+
+    A plain function is never compiled here: that takes seconds for every new one, and freezes what it reads.
+    """
+    if not is_jitted(score_mod):
         return None
-    function: Any = score_mod if is_jitted(score_mod) else numba.njit(score_mod)
     arguments = (getattr(numba, acc), *[numba.int64] * 4)
     try:
-        function.compile(arguments)
+        score_mod.compile(arguments)
     except (NumbaError, TypeError):
         return None
-    result = function.overloads[arguments].signature.return_type
-    return function if isinstance(result, types.Float | types.Integer) else None
+    result = score_mod.overloads[arguments].signature.return_type
+    return score_mod if isinstance(result, types.Float | types.Integer) else None
 
 
 def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:

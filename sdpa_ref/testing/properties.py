@@ -143,7 +143,7 @@ def _grouped(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 
 
 def _long(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    """Return a focus on so many keys that a kernel takes them in several blocks, for one query and for a tile of them."""
+    """Return a focus on so many keys that a kernel takes them in several blocks, for few queries and for many."""
     sizes = {
         "L": rng.choice((1, 2, 4, 16, 33, 65)),
         "S": rng.choice(_LONG),
