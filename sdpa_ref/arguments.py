@@ -1,5 +1,6 @@
 """The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
 
+from functools import reduce
 from numbers import Real
 from typing import Any
 
@@ -78,9 +79,11 @@ def sum_of_biases(biases: list[Array]) -> Array:
     """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
     wide = [each.astype(np.float64) for each in biases]
     with np.errstate(over="ignore", invalid="ignore"):
-        total = sum(wide)
-    finite = np.logical_and.reduce(list(map(np.isfinite, wide)))
-    dropped = np.logical_or.reduce([each == -np.inf for each in wide])
+        total: Array = sum(wide)
+    if np.isfinite(total).all():
+        return total
+    finite = reduce(np.logical_and, map(np.isfinite, wide))
+    dropped = reduce(np.logical_or, (each == -np.inf for each in wide))
     most = np.finfo(np.float64).max
     return np.where(dropped, -np.inf, np.where(finite, np.clip(total, -most, most), total))
 

@@ -171,7 +171,9 @@ class Problem(NamedTuple):
         elif dense is not None:
             dense = dense[..., rows, :]
         if len(self.biases) > 1:
-            bias = sum_of_biases([each[..., rows, :] for each in self.biases])
+            varies = [each.ndim > 1 and each.shape[-2] != 1 for each in self.biases]
+            parts = [each[..., rows, :] if own else each for each, own in zip(self.biases, varies, strict=True)]
+            bias = np.broadcast_to(sum_of_biases(parts), shape)
         elif bias is not None:
             bias = bias[..., rows, :]
         return self._replace(
@@ -323,7 +325,7 @@ def _state(
         kind=kind(given["query"]),
         grid=grid,
         rules=tuple(rules),
-        biases=tuple(np.broadcast_to(each, grid.shape) for each in biases),
+        biases=tuple(biases),
         blockwise=bool(rules) or len(biases) > 1,
         as_given=all(canonical[name] is given[name] for name in given),
         first_row=0,

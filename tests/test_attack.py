@@ -117,3 +117,41 @@ def test_score_mod_sees_what_it_reads_as_it_is_now(backend):
     table[0] = 100
     weights = sr.sdpa_weights(X, X, score_mod=score_mod, backend=backend)
     np.testing.assert_array_equal(weights[..., 0], 1)
+
+
+def test_out_is_whole_or_untouched_when_a_rule_fails(backend):
+    x = np.ones((1, 3000, 4), np.float32)
+    out = np.full_like(x, 7)
+
+    def rule(b, h, i, j):
+        if (i >= 2999).any():
+            raise RuntimeError("no rule for the last row")
+        return i >= j
+
+    with pytest.raises(RuntimeError, match="last row"):
+        sr.sdpa(x, x, x, mask=sr.MaskFunction(rule), out=out, backend=backend)
+    np.testing.assert_array_equal(out, 7)
+    with pytest.raises(TypeError, match="must return booleans"):
+        sr.sdpa(x, x, x, mask=sr.MaskFunction(lambda b, h, i, j: i - j), out=out, backend=backend)
+
+
+def test_segments_of_many_batch_entries(backend):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 4, (50, 3))
+    ids = np.stack([np.r_[np.repeat([5, -2, 9], n), np.full(12 - n.sum(), 7 + 100 * e)] for e, n in enumerate(lengths)])
+    x = rng.standard_normal((50, 2, 12, 4)).astype(np.float32)
+    together = sr.sdpa(x, x, x, mask=sr.Segments(ids), backend=backend)
+    for e in range(50):
+        np.testing.assert_array_equal(together[e], sr.sdpa(x[e], x[e], x[e], mask=sr.Segments(ids[e]), backend=backend))
+    np.testing.assert_array_equal(sr.Segments(ids).dense(12, 12)[:, 0], ids[:, :, None] == ids[:, None, :])
+
+
+def test_biases_of_several_shapes_are_summed(backend):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 3, 5, 4))
+    biases = [rng.standard_normal(shape) for shape in ((5, 5), (5,), (3, 1, 1), (2, 1, 5, 1))]
+    biases[1][2] = -np.inf
+    summed = sum(np.broadcast_to(bias, (2, 3, 5, 5)) for bias in biases)
+    np.testing.assert_allclose(
+        sr.sdpa(x, x, x, bias=tuple(biases), backend=backend), sr.sdpa(x, x, x, bias=summed, backend=backend), rtol=1e-12
+    )

@@ -201,7 +201,7 @@ def test_info(capsys):
     assert set(found["backends"]) == set(sdpa_ref.names())
     assert found["processor"]["logical processors"] >= 1
     if found["backends"].get("numba") == "usable":
-        assert found["numba"]["threads"] == sdpa_ref.get_num_threads()
+        assert found["numba"]["threads"] == str(sdpa_ref.get_num_threads())
         assert found["numba"]["kernel cache"]
     assert main(["info"]) == 0
     out = capsys.readouterr().out

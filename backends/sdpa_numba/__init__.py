@@ -6,9 +6,12 @@ import numpy as np
 
 from sdpa_ref.problem import Problem, Result
 
+from .ahead import details, warmup
 from .plan import make_plan, missing_features
 from .strips import compiled, forward_in_strips
 from .threads import run
+
+__all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "warmup"]
 
 ARRAYS = "numpy"
 

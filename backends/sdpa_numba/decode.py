@@ -28,10 +28,44 @@ STEP = 32  # keys whose values stay in the first cache while all columns are don
 
 
 @cache
+def adder(source, acc, lanes, block):
+    """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
+    size, source_size = itemsize(acc), itemsize(source)
+    one = np.dtype(acc).type(1)
+    four_wide, one_wide = (tiler(acc, rows, 4, lanes, True, source) for rows in (4, 1))
+    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, True, source) for rows in (4, 1))
+    vector = lanes * source_size
+
+    @part
+    def add(n, t, values, row, steps, sums, width):
+        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
+        across, weights_row = width * size, block * size
+        r = 0
+        while r < n:
+            weights, d = t + r * weights_row, 0
+            rows = 4 if n - r >= 4 else 1
+            while d < width:
+                vectors = 4 if width - d >= 4 * lanes else 1
+                b, c = values + d * source_size, sums + (r * width + d) * size
+                if rows == 4 and vectors == 4:
+                    four_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                elif rows == 4:
+                    four_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                elif vectors == 4:
+                    one_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                else:
+                    one_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                d += vectors * lanes
+            r += rows
+
+    return add
+
+
+@cache
 def kernels(dtype, sizes):
     """Return the kernels ``attend`` and ``merge`` for this type."""
     acc, lanes, block, chunk = sizes.acc, sizes.panel, sizes.block, sizes.chunk
-    number, size = np.dtype(acc).type, itemsize(acc)
+    number, size, source_size = np.dtype(acc).type, itemsize(acc), itemsize(dtype)
     vector, one, zero, nothing = lanes * size, number(1), number(0), number(-np.inf)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     load_one, load_source, store_narrow = loader(acc, acc), loader(dtype, acc), storer(dtype)
@@ -39,9 +73,7 @@ def kernels(dtype, sizes):
     pack_keys, _ = transposing(dtype, acc, acc, lanes)
     pack_values = value_packer(dtype, acc, lanes)
     score_four, score_one = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
-    add_four_wide, add_one_wide = (tiler(acc, rows, 4, lanes, True) for rows in (4, 1))
-    add_four, add_one = (tiler(acc, rows, 1, lanes, True) for rows in (4, 1))
-    direct = dtype == acc
+    add, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -104,28 +136,6 @@ def kernels(dtype, sizes):
                     store(to, load(to) * shrink)
 
     @part
-    def add(n, t, values, row, steps, sums, width):
-        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
-        across = width * size
-        r = 0
-        while r < n:
-            weights, d = t + r * block * size, 0
-            rows = 4 if n - r >= 4 else 1
-            while d < width:
-                vectors = 4 if width - d >= 4 * lanes else 1
-                b, c = values + d * size, sums + (r * width + d) * size
-                if rows == 4 and vectors == 4:
-                    add_four_wide(weights, block * size, size, b, vector, row, c, across, steps, one)
-                elif rows == 4:
-                    add_four(weights, block * size, size, b, vector, row, c, across, steps, one)
-                elif vectors == 4:
-                    add_one_wide(weights, block * size, size, b, vector, row, c, across, steps, one)
-                else:
-                    add_one(weights, block * size, size, b, vector, row, c, across, steps, one)
-                d += vectors * lanes
-            r += rows
-
-    @part
     def add_carefully(p, a, rows, n, t, value, j0, low, high, sums, width):
         """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
         row, column = stride(a.value, 2), stride(a.value, 1)
@@ -141,11 +151,11 @@ def kernels(dtype, sizes):
     def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
         """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
         row, column = stride(a.value, 2), stride(a.value, 1)
-        in_place = direct and complete and column == size and p.Ev == width
+        in_place = complete and column == source_size and p.Ev == width
         for x in range(low, high, STEP):
             steps, source = min(STEP, high - x), value + (j0 + x) * row
             if in_place:
-                add(n, t + x * size, source, row, steps, sums, width)
+                add_in_place(n, t + x * size, source, row, steps, sums, width)
             elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
                 add(n, t + x * size, values, width * size, steps, sums, width)
             else:

@@ -57,6 +57,14 @@ def fetch(builder, address, source, lanes=None):
     return value
 
 
+def prefetch(builder, address):
+    """Ask for the cache line at `address`, which need not exist."""
+    pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    numbers = [I32(n) for n in (0, 3, 1)]  # to read, into all caches, data
+    signature = ir.FunctionType(ir.VoidType(), [pointer.type, *[I32] * 3])
+    builder.call(cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0"), [pointer, *numbers])
+
+
 def widen(builder, value, source, target):
     """Return a fetched value as a number of type `target`.
 

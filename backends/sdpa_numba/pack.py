@@ -20,6 +20,7 @@ def transposing(source, target, working, lanes):
     load, store = loader(source, working), storer(target)
     piece = min(lanes, 16 // itemsize(working))
     square, narrow = (transposer(source, target, working, lanes, columns) for columns in (lanes, piece))
+    stream = transposer(source, target, working, lanes, lanes, ahead=True)
 
     @part
     def turn_in(a, a_row, a_column, rows, width, b, b_row):
@@ -29,7 +30,7 @@ def transposing(source, target, working, lanes):
             done = width - width % lanes
             for e in range(0, done, lanes):
                 if rows == lanes:  # the common case, in which no address needs a comparison
-                    square(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
+                    stream(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
                 else:
                     square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
             for e in range(done, width - width % piece, piece):

@@ -1,6 +1,6 @@
 """The kernel for many query rows: strips of tiles pass over packed blocks of keys and values."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def packing(dtype, sizes):
     return pack_block, pack
 
 
-@cache
+@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
 def kernel(dtype, sizes, general, score_mod):
     """Return the kernel for this type, without what only `general` problems need; a task is one strip."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)

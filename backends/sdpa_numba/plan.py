@@ -19,7 +19,7 @@ NUMBERS = np.dtype(
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor")]
 )  # fmt: skip
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
-SMALL = 2**21  # multiplications that take less time than to wake a thread
+SMALL = 2**20  # multiplications that take less time than to share them
 FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
 STRIP = 8  # tiles, at most, that share a pass over the keys
 

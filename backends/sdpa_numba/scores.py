@@ -43,7 +43,6 @@ def filler(source, acc, lanes):
     return fill
 
 
-@cache
 def functions(sizes, score_mod):
     """Return ``adjust``, ``mask`` and ``thin`` for tiles of this type."""
     acc, lanes, size = sizes.acc, sizes.lanes, itemsize(sizes.acc)

@@ -36,7 +36,7 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
     """Return what is wanted, by `attend` for one strip of rows after the other."""
     shape = problem.query.shape[:-1]
     whole = Result(
-        problem.new_output() if "output" in want else None,
+        problem._replace(out=None).new_output() if "output" in want else None,
         np.empty(shape, problem.acc_dtype) if "lse" in want else None,
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
     )
@@ -53,7 +53,10 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
                 target[..., i : i + rows] = source
             else:
                 target[..., i : i + rows, :] = source
-    return whole
+    if problem.out is None or whole.output is None:
+        return whole
+    problem.out[...] = whole.output  # at once: a rule of the caller's may fail in any strip
+    return whole._replace(output=problem.out)
 
 
 def with_scores(problem: Problem) -> Problem:

@@ -55,7 +55,6 @@ def multiplier(sizes, accumulate):
     return multiply
 
 
-@cache
 def functions(dtype, sizes, general, score_mod):
     """Return ``place_queries``, ``attend_block``, ``weigh_block`` and ``write_rows`` for tiles of this type."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)

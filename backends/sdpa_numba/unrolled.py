@@ -4,15 +4,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .emit import I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
+from . import emit
+from .emit import I16, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
 
-def transposer(source, target, working, lanes, columns, table=False):
+def transposer(source, target, working, lanes, columns, table=False, ahead=False):
     """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: `lanes` rows and some `columns` from `a` to `b`.
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
+    With `ahead`, the next `lanes` rows are asked for. Half-precise numbers move in pairs where the columns allow it.
     """
+    paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
+    raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
+
+    def number(builder, stored):
+        return widen(builder, builder.bitcast(stored, ir.VectorType(LLVM[source], lanes)), source, working)
 
     @intrinsic
     def transpose(_, a, a_row, a_last, b, b_row, b_last):
@@ -28,17 +35,21 @@ def transposer(source, target, working, lanes, columns, table=False):
 
             # pieces of 16 bytes are loaded to where they belong; only within them are numbers exchanged
             piece = min(lanes, 16 // itemsize(working))
-            raw = "bfloat16" if source == "float16" else source  # LLVM joins integers well, and halves one by one
             begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
             rows = []
-            for column in range(0, columns, piece):
-                offset = I64(column * itemsize(source))
+            if ahead:  # a processor does not foresee that column blocks of a row are followed by another row
+                for address in begin:
+                    emit.prefetch(builder, builder.add(address, builder.mul(a_row, I64(lanes))))
+            for offset in range(0, columns * itemsize(source), piece * itemsize(raw)):
                 square = []
                 for k in range(piece):
-                    parts = [fetch(builder, builder.add(begin[i], offset), raw, piece) for i in range(k, lanes, piece)]
-                    stored = builder.bitcast(join(builder, parts), ir.VectorType(LLVM[source], lanes))
-                    square.append(widen(builder, stored, source, working))
-                rows += exchange(builder, square)
+                    parts = [
+                        fetch(builder, builder.add(begin[i], I64(offset)), raw, piece) for i in range(k, lanes, piece)
+                    ]
+                    square.append(join(builder, parts) if paired else number(builder, join(builder, parts)))
+                for moved in exchange(builder, square):
+                    shifted = [builder.lshr(moved, emit.constant(moved, bits)) for bits in (0, 16)] if paired else []
+                    rows += [number(builder, builder.trunc(x, ir.VectorType(I16, lanes))) for x in shifted] or [moved]
             for i in range(columns):
                 write(builder, row(b, b_row, b_last, i), rows[i], target)
             return context.get_dummy_value()
@@ -48,12 +59,12 @@ def transposer(source, target, working, lanes, columns, table=False):
     return transpose
 
 
-def tiler(target, rows, vectors, lanes, accumulate):
+def tiler(target, rows, vectors, lanes, accumulate, source=None):
     """Return ``tile(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)``, a matrix product in registers.
 
     It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C, for A of `rows` x steps numbers and B of steps x
-    ``vectors * lanes``. All strides are in bytes. Each number of C is one chain of fused multiply-adds in the order of
-    the steps, whatever the tile's size is.
+    ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes. Each number of C is one
+    chain of fused multiply-adds in the order of the steps, whatever the tile's size is.
     """
     element = LLVM[target]
     vector = ir.VectorType(element, lanes)
@@ -77,7 +88,7 @@ def tiler(target, rows, vectors, lanes, accumulate):
             step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
             sums = [builder.phi(vector) for _ in cells]
             columns = [
-                read(builder, builder.add(b_now, builder.mul(b_vector, I64(column))), target, target, lanes)
+                read(builder, builder.add(b_now, builder.mul(b_vector, I64(column))), source or target, target, lanes)
                 for column in range(vectors)
             ]
             results = []

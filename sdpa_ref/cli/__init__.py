@@ -12,7 +12,7 @@ from importlib import import_module
 
 from sdpa_ref.cli.errors import Failure, UsageError
 
-COMMANDS = ("bench", "check", "demo", "info", "mask", "museum")
+COMMANDS = ("bench", "check", "demo", "info", "mask", "museum", "warmup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

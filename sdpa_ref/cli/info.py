@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """Return versions, backends, processor and, where it can be used, the state of the CPU backend."""
+    """Return versions, backends, processor and what the usable backends tell of themselves."""
     found: dict[str, dict[str, Any]] = {
         "versions": {
             "sdpa_ref": sdpa_ref.__version__,
@@ -62,10 +62,9 @@ def collect() -> dict[str, dict[str, Any]]:
             "logical processors": _processors(),
         },
     }
-    if found["backends"].get("numba") == "usable":
-        kernels = sdpa_ref.load("numba").cache.cache_info()
-        unwritable = f" (cannot be written: {kernels.reason})" if kernels.reason else ""
-        found["numba"] = {"threads": sdpa_ref.get_num_threads(), "kernel cache": f"{kernels.directory}{unwritable}"}
+    for name, state in found["backends"].items():
+        if state == "usable" and hasattr(sdpa_ref.load(name), "details"):
+            found[name] = sdpa_ref.load(name).details()
     return found
 
 

@@ -1,11 +1,13 @@
 """The mask objects, a rule each: which key a query may attend to."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_array
 from sdpa_ref.masks.algebra import Grid, Mask
 from sdpa_ref.masks.checks import broadcasts, count, fits, integers, last_axis, lengths, put
 from sdpa_ref.masks.intervals import Bound, Rows
@@ -248,21 +250,25 @@ class Segments(Mask):
 
     def _rows(self, grid: Grid) -> Rows | None:
         lead = np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1])
-        if grid.S == 0:
+        entries = math.prod(lead)
+        if entries == 0 or grid.S == 0:
             return []
-        starts, stops = np.zeros((2, *lead, grid.L), np.int64)
-        for at in np.ndindex(*lead):
-            queries, keys = (np.broadcast_to(x, (*lead, x.shape[-1]))[at] for x in (self.q_ids, self.k_ids))
-            first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])  # where the runs of equal ids begin
-            order = np.argsort(keys[first], kind="stable")
-            ids = keys[first][order]
-            if len(np.unique(ids)) < len(ids):
-                return None  # some segment lies in several pieces
-            run = np.minimum(np.searchsorted(ids, queries), len(ids) - 1)
-            found = ids[run] == queries
-            starts[at] = np.where(found, first[order][run], 0)
-            stops[at] = np.where(found, np.r_[first[1:], len(keys)][order][run], 0)
-        return [(starts, stops)]
+        ids = [np.broadcast_to(x, (*lead, x.shape[-1])).reshape(entries, -1) for x in (self.q_ids, self.k_ids)]
+        names, numbers = np.unique(np.concatenate(ids, 1), return_inverse=True)
+        numbers = numbers.reshape(entries, -1) + np.arange(entries)[:, None] * len(
+            names
+        )  # one name in two entries: two
+        queries, keys = numbers[:, : grid.L], numbers[:, grid.L :].ravel()
+        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])  # where the runs of equal ids begin
+        order = np.argsort(keys[first], kind="stable")
+        sorted_names = keys[first][order]
+        if (sorted_names[1:] == sorted_names[:-1]).any():
+            return None  # some segment lies in several pieces
+        run = np.minimum(np.searchsorted(sorted_names, queries), len(first) - 1)
+        found, origin = sorted_names[run] == queries, np.arange(entries)[:, None] * grid.S
+        start = np.where(found, first[order][run] - origin, 0)
+        stop = np.where(found, np.r_[first[1:], keys.size][order][run] - origin, 0)
+        return [(start.reshape(*lead, grid.L), stop.reshape(*lead, grid.L))]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
@@ -316,9 +322,9 @@ class Packed(Mask):
     def documents(self, L: int) -> tuple[Bound, Bound, Bound, Bound]:
         """Return of each row's document the first query and key, and how many: (..., L) each, 0 in the tail."""
         q, k = np.broadcast_arrays(self.q_lengths, self.k_lengths)
-        document = np.full((*q.shape[:-1], L), q.shape[-1])  # the tail counts as one more, empty document
-        for at in np.ndindex(*q.shape[:-1]):
-            document[at][: q[at].sum()] = np.repeat(np.arange(q.shape[-1]), q[at])
+        entries, documents = math.prod(q.shape[:-1]), q.shape[-1] + 1  # the tail counts as one more, empty document
+        rows = np.concatenate([q, L - q.sum(-1, keepdims=True)], -1)
+        document = np.repeat(np.tile(np.arange(documents), entries), rows.ravel()).reshape(*q.shape[:-1], L)
         first_query, first_key = np.cumsum(q, -1) - q, np.cumsum(k, -1) - k
         tail = np.zeros((*q.shape[:-1], 1), np.int64)
         return tuple(  # type: ignore[return-value]
@@ -420,11 +426,16 @@ class MaskFunction(Mask):
             raise TypeError(f"mask: MaskFunction needs a function f(b, h, i, j), got {type(self.f).__name__}")
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        b = np.arange(int(np.prod(grid.batch, dtype=np.int64))).reshape(*grid.batch, 1, 1, 1)
-        kept = np.asarray(
-            self.f(b, np.arange(grid.heads)[:, None, None], np.arange(i0, i1)[:, None], np.arange(grid.S))
-        )
+        b = np.arange(math.prod(grid.batch)).reshape(*grid.batch, 1, 1, 1)
+        return self._kept(b, np.arange(grid.heads)[:, None, None], np.arange(i0, i1)[:, None], np.arange(grid.S))
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        if 0 not in (*batch, heads, L, S):
+            self._kept(*np.zeros((4, 1, 1, 1, 1), np.int64))  # what it returns shows before any work
+
+    def _kept(self, *indices: Any) -> Any:
+        kept = as_array("the result of MaskFunction", self.f(*indices))
         if kept.dtype != np.bool_:
             raise TypeError(f"mask: the function of MaskFunction must return booleans, got {kept.dtype}")
-        broadcasts("the result of MaskFunction", kept.shape, (*grid.shape[:-2], i1 - i0, grid.S))
+        broadcasts("the result of MaskFunction", kept.shape, np.broadcast_shapes(*(np.shape(x) for x in indices)))
         return kept

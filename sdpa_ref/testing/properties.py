@@ -11,7 +11,7 @@ import numpy as np
 
 from sdpa_ref.testing import draws, laws
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
-from sdpa_ref.testing.cases import LOUD, Case
+from sdpa_ref.testing.cases import EDGES, LOUD, Case
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.target import Target
 
@@ -87,6 +87,8 @@ def _padded(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     focus = _some_of(*_LENGTHS)(rng, claims)
     if (claims.mask or claims.mask_algebra) and rng.random() < 0.6:
         focus["mask"] = (*focus["mask"], str(rng.choice(("&causal", "&window"))))
+        if rng.random() < 0.5 and (claims.mask or "end" in claims.offsets):
+            focus["offset"] = "end"
     return focus
 
 
@@ -130,7 +132,7 @@ def _alone(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     mask = draws.any_mask(rng, claims) if (claims.mask and claims.mask_rows) and rng.random() < 0.5 else ()
     rank = max(claims.ranks)
     batch = tuple(int(n) for n in rng.integers(2, 4, rank - 3)) if rank > 2 else None
-    return {"mask": mask, "batch": batch}
+    return {"mask": mask, "batch": batch, "L": int(rng.integers(1, 9)), "S": int(rng.choice(EDGES))}
 
 
 def _few_heads(rng: np.random.Generator, claims: Capabilities) -> draws.Words:

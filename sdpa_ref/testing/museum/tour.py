@@ -91,7 +91,7 @@ def markdown(sightings: Sequence[Sighting]) -> str:
 
 def _row(sighting: Sighting) -> str:
     fault = sighting.fault
-    case = f"`{sighting.case}`" if sighting.case else ""
+    case = f"`{sighting.case}`".replace("|", "\\|") if sighting.case else ""
     exhibit, law = f"[{fault.name}]({fault.address}): {fault.wrong}", sighting.property or "nobody"
     return f"| {exhibit} | {law} | {case} | {sighting.seconds:.1f} |"
 
@@ -102,8 +102,8 @@ A suite is as good as the bugs that it finds. The museum holds {exhibits} small 
 the way of a public bug, whose address it carries. They share a tiled online-softmax kernel in NumPy that is right,
 passes the suite itself, and shares nothing with the reference; an exhibit differs from it in nothing but that step.
 
-The suite, with its default settings and its default limit of {seconds:.0f} s each, saw {killed} of {exhibits}. This
-page is written by
+The suite, with its default settings and its default limit of {seconds:.0f} s each, saw {killed} of {exhibits}.
+This page is written by
 
 ```
 sdpa-ref museum --markdown docs/museum.md

@@ -1,0 +1,46 @@
+"""What a user can know and do before the first call: where kernels are kept, and all of them compiled."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numba
+
+from .cache import cache_info
+from .plan import BIAS_CODES, host_registers, sizes_for
+from .threads import get_num_threads
+
+SIGNATURE = (numba.int64[::1], *[numba.int64] * 7)  # of every kernel, for any shape, mask and strides
+
+
+def details() -> dict[str, str]:
+    """Return what matters to the speed here, for people to read."""
+    directory, reason = cache_info()
+    sizes = sizes_for("float32", *host_registers())
+    return {
+        "threads": str(get_num_threads()),
+        "kernel cache": f"{directory}" + (f" (cannot be written: {reason})" if reason else ""),
+        "vectors": f"{sizes.lanes} float32 numbers; tiles of {sizes.tile_rows} x {sizes.tile_vectors} vectors",
+    }
+
+
+def warmup() -> dict[str, Callable[[], object]]:
+    """Return what compiles each kernel, or loads it, by the name to show meanwhile.
+
+    Raises
+    ------
+    OSError
+        What would be compiled cannot be kept.
+    """
+    from . import decode, panels
+
+    directory, reason = cache_info()
+    if reason is not None:
+        raise OSError(f"kernels cannot be kept in {directory} ({reason}): set SDPA_REF_CACHE_DIR to another folder")
+    kernels = {}
+    for dtype in BIAS_CODES:
+        sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
+        kernels[f"{dtype}, few rows"], kernels[f"{dtype}, merging"] = decode.kernels(dtype, sizes)
+        kernels[f"{dtype}, packing"] = panels.packing(dtype, sizes)[1]
+        kernels[f"{dtype}, plain"] = panels.kernel(dtype, sizes, False, None)
+        kernels[f"{dtype}, general"] = panels.kernel(dtype, sizes, True, None)
+    return {name: partial(kernel.compile, SIGNATURE) for name, kernel in kernels.items()}
