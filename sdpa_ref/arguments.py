@@ -117,9 +117,14 @@ def real_number(name: str, value: Any) -> float:
 
 def soft_cap(value: Any) -> float:
     """Return a finite number above 0."""
-    cap = real_number("softcap", value)
+    try:
+        cap = real_number("softcap", value)
+    except TypeError:
+        raise TypeError(f"softcap must be a real number or None, got {type(value).__name__} {value!r:.40}") from None
+    except ValueError:
+        cap = 0.0
     if cap <= 0:
-        raise ValueError(f"softcap must be above 0 (None turns it off), got {value!r:.40}")
+        raise ValueError(f"softcap must be finite and above 0 (None turns it off), got {value!r:.40}")
     return cap
 
 

@@ -97,11 +97,11 @@ class AttentionState:
                 f"{self.layout} {self.output.shape} and {other.layout} {other.output.shape}"
             )
         dtype = result_dtype(output=self.output, other=other.output)
-        wide = accumulation_dtype(dtype)
-        a, b = self.lse.astype(wide), other.lse.astype(wide)
-        lse, share_a, share_b = _union(a, b)
-        mixed = share_a[..., None] * self.output.astype(wide) + share_b[..., None] * other.output.astype(wide)
-        return AttentionState(mixed.astype(dtype), lse, self.layout)
+        lse, share_a, share_b = _union(self.lse, other.lse)
+        with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
+            a, b = self.output.astype(lse.dtype), other.output.astype(lse.dtype)
+            mixed = share_a[..., None] * a + share_b[..., None] * b
+            return AttentionState(mixed.astype(dtype), lse, self.layout)
 
     def __radd__(self, other: object) -> "AttentionState":
         """Return the state itself for ``0 + state``, with which `sum` begins."""
@@ -122,7 +122,8 @@ class AttentionState:
         if self.lse.ndim > 1 and self.layout == "HLE":
             logits = logits[:, None]
         lse, share, _ = _union(self.lse, logits)
-        output = (share[..., None] * self.output.astype(lse.dtype)).astype(self.output.dtype)
+        with np.errstate(all="ignore"):
+            output = (share[..., None] * self.output.astype(lse.dtype)).astype(self.output.dtype)
         return AttentionState(output, lse, self.layout, has_sink=True)
 
 

@@ -205,11 +205,11 @@ def pytested(directory, *arguments):
 
 def test_the_plugin_runs_the_laws_as_tests(tmp_path, kernels):
     (tmp_path / "known.txt").write_text("needles  # key 16 is missing\n# a comment\n")
-    few = ["--sdpa-cases", "8", "-k", "plain or needles or sink"]
+    few = ["--sdpa-cases", "8", "-k", "plain or needles or softcap"]
     code, out = pytested(tmp_path, "--sdpa-target", f"{kernels}:right", *few)
     assert code == 0, out
     assert re.search(r"2 passed, 1 skipped", out)
-    assert "sink is not claimed" in out
+    assert "softcap is not claimed" in out
     code, out = pytested(
         tmp_path, "--sdpa-target", f"{kernels}:misses_key_16", *few, "--sdpa-xfail", str(tmp_path / "known.txt")
     )

@@ -17,7 +17,7 @@ from .finish import finish
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, at, keeps, place, rows_at, visible
-from .simd import fma, lane, loader, record_reader, select, splatter, storer, sum_fours
+from .simd import allocate, fma, lane, loader, record_reader, release, select, splatter, storer, sum_fours
 from .threads import next_task
 from .unrolled import tiler
 from .views import arrays, batch, data, stride
@@ -182,8 +182,8 @@ def kernels(dtype, sizes):
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
         state_bytes = n * (width + 2) * size
-        scratch = np.empty(floats * size + 8 * FIELDS * n + state_bytes + 64, np.uint8)
-        t = (scratch.ctypes.data + 63) & -64
+        scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 64)
+        t = (scratch + 63) & -64
         keys = t + n * block * size
         values = keys + PANELS * lanes * p.E * size
         queries = values + STEP * width * size
@@ -223,7 +223,7 @@ def kernels(dtype, sizes):
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
             task = next_task(counter)
-        scratch[0] = 0  # the addresses above are only good while `scratch` lives
+        release(scratch)
 
     @compiled
     def merge(counter, plan, memory, query, key, value, out, others):
@@ -232,8 +232,8 @@ def kernels(dtype, sizes):
         a = arrays(query, key, value, out, others)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         state_bytes = n * (width + 2) * size
-        scratch = np.empty(8 * FIELDS * n, np.uint8)
-        rows = rows_at(scratch.ctypes.data, n)
+        scratch = allocate(8 * FIELDS * n)
+        rows = rows_at(scratch, n)
         task = next_task(counter)
         while task < p.B * p.Hkv:
             b, kv = task // p.Hkv, task % p.Hkv
@@ -253,6 +253,6 @@ def kernels(dtype, sizes):
                         store(sums + d, load(sums + d) * keep + load(sums + other + d) * gain)
                 write_row(p, a, b, rows, r, m, z, sums)
             task = next_task(counter)
-        scratch[0] = 0
+        release(scratch)
 
     return attend, merge

@@ -11,7 +11,7 @@ from .emit import itemsize
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, place, rows_at, span, visible
-from .simd import record_reader, storer
+from .simd import allocate, record_reader, release, storer
 from .threads import next_task
 from .tiles import Tile
 from .views import arrays, batch, stride
@@ -130,8 +130,8 @@ def kernel(dtype, sizes, general, score_mod):
         a = arrays(query, key, value, out, others)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         work_bytes = (lanes + 2) * widest * size
-        scratch = np.empty(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p), np.uint8)
-        t = (scratch.ctypes.data + 63) & -64
+        scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
+        t = (scratch + 63) & -64
         work = t + block * widest * size
         own = work + work_bytes
         states = own + p.block_bytes
@@ -169,6 +169,6 @@ def kernel(dtype, sizes, general, score_mod):
                     for index in range(first, last):
                         write_rows(p, a, b, tile_at(p, states, index, first))
             task = next_task(counter)
-        scratch[0] = 0  # the addresses above are only good while `scratch` lives
+        release(scratch)
 
     return attend

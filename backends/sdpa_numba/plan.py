@@ -92,12 +92,16 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
 
     numbers = np.zeros(1, NUMBERS)
     n = numbers[0]
-    for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "scale"):
+    for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row"):
         n[name] = getattr(problem, name)
+    limits = np.finfo(problem.acc_dtype)  # beyond them 0 * scale and tanh(s / softcap) * softcap would be NaN
+    n["scale"] = min(max(problem.scale, float(limits.min)), float(limits.max))
     n["fold"], n["units"], n["regular"] = fold, units, fold == 1 or L == 1
     n["tiles"], n["strip"], n["strips"] = tiles, strip, strips
     n["block_bytes"], n["packed"] = block_bytes, packed
-    n["softcap"], n["bias_drops"] = problem.softcap or 0, not final
+    if problem.softcap is not None:
+        n["softcap"] = min(max(problem.softcap, float(limits.tiny)), float(limits.max) / 4)
+    n["bias_drops"] = not final
     if problem.bias is not None:
         n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
     if problem.dropout is not None:

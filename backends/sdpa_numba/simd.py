@@ -8,6 +8,7 @@ import operator
 
 from llvmlite import ir
 from numba import from_dtype, types
+from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 from .emit import I32, I64, call, read, splat_value, write
@@ -123,6 +124,27 @@ def record_reader(dtype):
 
 
 load_int32, load_int64 = loader("int32", "int32"), loader("int64", "int64")
+
+
+@intrinsic
+def allocate(_, size):
+    """Return the address of `size` new bytes, which `release` takes back, or raise a MemoryError."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ptrtoint(context.nrt.allocate(builder, arguments[0]), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def release(_, address):
+    """Give memory back that `allocate` has returned."""
+
+    def generate(context, builder, signature, arguments):
+        context.nrt.free(builder, builder.inttoptr(arguments[0], cgutils.voidptr_t))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic

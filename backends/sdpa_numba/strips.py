@@ -12,7 +12,7 @@ from numba.extending import is_jitted
 
 from sdpa_ref.problem import Problem, Result
 
-NUMBERS_AT_ONCE = 2**22  # scores in a strip: what a rule makes of them stays in the cache and below 32 MiB
+NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
 
 
 @lru_cache(maxsize=64)
@@ -34,9 +34,10 @@ def compiled(score_mod: Any, acc: str) -> Any:
 
 def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:
     """Return what is wanted, by `attend` for one strip of rows after the other."""
-    shape = problem.query.shape[:-1]
+    shape, out = problem.query.shape[:-1], problem.out
+    problem = problem._replace(out=None)  # a rule of the caller's may fail in any strip
     whole = Result(
-        problem._replace(out=None).new_output() if "output" in want else None,
+        problem.new_output() if "output" in want else None,
         np.empty(shape, problem.acc_dtype) if "lse" in want else None,
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
     )
@@ -53,10 +54,10 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
                 target[..., i : i + rows] = source
             else:
                 target[..., i : i + rows, :] = source
-    if problem.out is None or whole.output is None:
+    if out is None or whole.output is None:
         return whole
-    problem.out[...] = whole.output  # at once: a rule of the caller's may fail in any strip
-    return whole._replace(output=problem.out)
+    out[...] = whole.output
+    return whole._replace(output=out)
 
 
 def with_scores(problem: Problem) -> Problem:

@@ -172,8 +172,10 @@ class Mask:
         """
         grid = self._grid(L, S, batch, heads, query_offset)
         for name, index, size in (("i", i, L), ("j", j, S), ("b", b, math.prod(grid.batch)), ("h", h, grid.heads)):
-            if count(name, index) >= size:
-                raise ValueError(f"mask: {name} must be in [0, {size}), got {index}")
+            if not isinstance(index, (int, np.integer)):
+                raise TypeError(f"{name} must be an integer, got {type(index).__name__}")
+            if not 0 <= index < size:
+                raise ValueError(f"{name} must be in [0, {size}), got {index}")
         where = (*map(int, np.unravel_index(b, grid.batch)), h) if grid.batch else (h,)
         lines: list[str] = []
 

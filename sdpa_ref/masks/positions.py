@@ -88,4 +88,4 @@ def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
 
 
 def _lengths_differ(packed: Packed | None, L: int, S: int) -> str:
-    return f"L = {L} and S = {S} differ" if packed is None else "the q_lengths and k_lengths of Packed differ"
+    return f"L = {L} and S = {S} differ" if packed is None else "the q_lengths and k_lengths of a document differ"

@@ -341,7 +341,8 @@ class Packed(Mask):
             total = np.minimum(given, size + 1).sum(-1)  # the sum of what was given may be beyond int64
             if (total > size).any():
                 axis = "L" if name == "q_lengths" else "S"
-                raise ValueError(f"mask: Packed {name} {given.tolist()!s:.60} add up to more than {axis} = {size}")
+                most = np.max(given.astype(object).sum(-1))
+                raise ValueError(f"mask: Packed {name} add up to {most}, more than {axis} = {size}")
 
     def _axes(self) -> tuple[tuple[int, ...], int]:
         return np.broadcast_shapes(self.q_lengths.shape[:-1], self.k_lengths.shape[:-1]), 1

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.problem import Problem
+from sdpa_ref.problem import NO_VALUE, Problem
 from sdpa_ref.testing import bounds
 from sdpa_ref.testing.straight import straight
 
@@ -83,6 +83,7 @@ def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", mer
     (array([[0.67, 0.33],
            [0.33, 0.67]]), True)
     """
+    value = NO_VALUE if value is None and what != "output" else value
     problem = Problem.of(query, key, value, **options)
     p = problem.rows(0, problem.L)
     exact = reference.stages(p)
