@@ -172,3 +172,15 @@ def test_states_of_infinities_merge_silently():
     calm = sr.AttentionState(np.ones((1, 2, 4), np.float32), np.zeros((1, 2), np.float32))
     assert np.isnan((loud + calm).output[0, 0]).all()
     assert (loud + calm).output[0, 1, 0] == np.inf
+
+
+def test_plain_score_mod_gives_a_row_the_same_bits_in_any_batch(backend):
+    rng = np.random.default_rng(2)
+    q, k, v = rng.standard_normal((3, 9, 4, 37, 24)).astype(np.float32)
+    score_mod = lambda s, b, h, i, j: s - 0.1 * abs(i - j)  # noqa: E731
+    together = sr.sdpa(q, k, v, score_mod=score_mod, backend=backend)
+    for b in (0, 8):
+        alone = sr.sdpa(q[b : b + 1], k[b : b + 1], v[b : b + 1], score_mod=score_mod, backend=backend)
+        np.testing.assert_array_equal(together[b : b + 1], alone)
+        head = sr.sdpa(q[b, 2:3], k[b, 2:3], v[b, 2:3], score_mod=score_mod, backend=backend)
+        np.testing.assert_array_equal(together[b, 2:3], head)

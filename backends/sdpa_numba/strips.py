@@ -13,6 +13,7 @@ from numba.extending import is_jitted
 from sdpa_ref.problem import Problem, Result
 
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
+PRODUCT_ROWS = 16
 
 
 @lru_cache(maxsize=64)
@@ -41,11 +42,13 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
         np.empty(shape, problem.acc_dtype) if "lse" in want else None,
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
     )
-    rows = max(1, NUMBERS_AT_ONCE // max(1, problem.B * problem.Hq * problem.S))
+    product = min(PRODUCT_ROWS, problem.L)
+    products = NUMBERS_AT_ONCE // max(1, product * problem.B * problem.Hq * problem.S)
+    rows = product * max(1, products)
     for i in range(0, problem.L, rows):
         strip = problem.rows(i, min(i + rows, problem.L))
         if score_mod is None and problem.score_mod is not None:
-            part = attend(with_scores(strip), want, final=True)
+            part = attend(with_scores(strip, product), want, final=True)
         else:
             part = attend(strip, want, score_mod)
         for name in want:
@@ -60,14 +63,20 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
     return whole._replace(output=out)
 
 
-def with_scores(problem: Problem) -> Problem:
-    """Return `problem` with the scores that the user's function makes in the place of all that leads to them."""
+def with_scores(problem: Problem, product: int) -> Problem:
+    """Return `problem` with the scores that the user's function makes in the place of all that leads to them.
+
+    Matrix products take so many rows each, whatever the batch, as their number can show in the last bits.
+    """
     q, k, acc = problem.query, problem.key, problem.acc_dtype
-    grouped = (*problem.batch, problem.Hkv, problem.group, problem.L, problem.E)
+    products = -(-problem.L // product)
+    filled = np.zeros((*problem.batch, problem.Hq, products * product, problem.E), acc)
+    filled[..., : problem.L, :] = q
+    grouped = (*problem.batch, problem.Hkv, problem.group, products, product, problem.E)
     shape = (*problem.batch, problem.Hq, problem.L, problem.S)
     with np.errstate(all="ignore"):
-        s = q.astype(acc).reshape(grouped) @ k.astype(acc).swapaxes(-1, -2)[..., None, :, :]
-        s = s.reshape(shape) * acc.type(problem.scale)
+        s = filled.reshape(grouped) @ np.array(k, acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
+        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(problem.scale)
         if problem.softcap is not None:
             s = np.tanh(s / acc.type(problem.softcap)) * acc.type(problem.softcap)
         keep: Any = True if problem.dense is None else problem.dense
