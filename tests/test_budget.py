@@ -138,3 +138,22 @@ def test_same_bits_tell_the_sign_of_0_and_see_equal_nans():
         assert_same_bits(np.array([np.nan, 0.0]), np.array([np.nan, -0.0]))
     with pytest.raises(AssertionError, match="expected dtype float64, got float32"):
         assert_same_bits(np.zeros(1, np.float32), np.zeros(1))
+
+
+def test_a_budget_for_another_precision():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 40, 16)).astype(np.float16)
+    s = np.zeros((2, 40, 40), np.float16)
+    for e in range(16):  # every sum in float16
+        s += q[..., None, e] * k[:, None, :, e]
+    p = np.exp(s * np.float16(0.25) - (s * np.float16(0.25)).max(-1, keepdims=True))
+    output, z = np.zeros((2, 40, 16), np.float16), np.zeros((2, 40, 1), np.float16)
+    for j in range(40):
+        output += p[..., j, None] * v[:, None, j]
+        z += p[..., j, None]
+    wide, strict = error_budget(q, k, v, precision=np.float16), error_budget(q, k, v)
+    error = abs((output / z).astype(np.float64) - wide.expected)
+    assert (error <= wide.bound).all()
+    assert (error > strict.bound).any()
+    with pytest.raises(ValueError, match="precision must be"):
+        error_budget(q, k, v, precision=np.int32)

@@ -73,8 +73,8 @@ def unit(dtype: np.dtype[Any]) -> float:
 
 
 def gamma(n: Any, u: float) -> Any:
-    """Return the relative error of n roundings."""
-    return n * u / (1 - n * u)
+    """Return the relative error of n roundings, inf where there are too many for any."""
+    return np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), np.inf)
 
 
 def softmax(p: Problem, exact: Stages) -> Softmax:

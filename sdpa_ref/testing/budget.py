@@ -51,7 +51,9 @@ class Budget:
         return np.minimum(self.bound, self.empirical) if self.modest else self.bound
 
 
-def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", merges: int = 0, **options: Any) -> Budget:
+def error_budget(
+    query: Any, key: Any, value: Any, *, what: What = "output", precision: Any = None, merges: int = 0, **options: Any
+) -> Budget:
     """Return the error budget of attention for these arguments.
 
     Parameters
@@ -60,6 +62,9 @@ def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", mer
         As in `sdpa`; `value` may be None except for the output.
     what : {"output", "lse", "weights"}
         Which result the budget is for.
+    precision : data type, optional
+        The type in which the implementation accumulates: float16, float32 or float64. By default what this library asks
+        of a backend, float32, or float64 for float64.
     merges : int
         How many times states were merged on the way to it.
     **options
@@ -89,6 +94,10 @@ def error_budget(query: Any, key: Any, value: Any, *, what: What = "output", mer
     exact = reference.stages(p)
     expected: Array = getattr(exact, what)
     dtype = p.acc_dtype if what == "lse" else p.dtype
+    if precision is not None:
+        p = p._replace(acc_dtype=np.dtype(precision))
+        if p.acc_dtype.kind != "f" or p.acc_dtype.itemsize > 8:
+            raise ValueError(f"precision must be float16, float32 or float64, got {precision!r}")
     with np.errstate(all="ignore"):
         bound = rounded(_bound(p, exact, what, merges), expected, dtype, p.acc_dtype)
         truth, own = expected, getattr(straight(p, exact.keep, p.acc_dtype), what)
