@@ -42,7 +42,7 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
         np.empty(shape, problem.acc_dtype) if "lse" in want else None,
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
     )
-    product = min(PRODUCT_ROWS, problem.L)
+    product = max(1, min(PRODUCT_ROWS, problem.L))
     products = NUMBERS_AT_ONCE // max(1, product * problem.B * problem.Hq * problem.S)
     rows = product * max(1, products)
     for i in range(0, problem.L, rows):
