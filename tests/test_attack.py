@@ -164,7 +164,9 @@ def test_biases_of_several_shapes_are_summed(backend):
 )
 def test_numbers_outside_float32(options, backend):
     x = np.zeros((1, 3, 4), np.float32) if "scale" in options else X[:1]
-    np.testing.assert_allclose(sr.sdpa(x, x, X[:1], backend=backend, **options), X[:1], rtol=1e-6)
+    for score_mod in (None, lambda s, b, h, i, j: s):
+        output = sr.sdpa(x, x, X[:1], score_mod=score_mod, backend=backend, **options)
+        np.testing.assert_allclose(output, X[:1], rtol=1e-6)
 
 
 def test_states_of_infinities_merge_silently():

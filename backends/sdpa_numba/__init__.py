@@ -62,7 +62,7 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
         if plan.alone or tasks == 1:
             kernel(np.zeros(1, np.int64), *arguments)
         else:
-            run(kernel, arguments, tasks)
+            run(kernel, arguments, tasks, keep=(problem, output, lse, weights, memory, others))
     return Result(output, lse, weights)
 
 

@@ -74,6 +74,13 @@ def host_registers() -> tuple[int, int]:
     return (32, 16) if features.get("avx") else (16, 16)
 
 
+def in_range(problem: Any) -> tuple[float, float | None]:
+    """Return scale and softcap within the accumulation type, beyond which 0 * scale and tanh(s / softcap) are NaN."""
+    limits, softcap = np.finfo(problem.acc_dtype), problem.softcap
+    scale = min(max(problem.scale, float(limits.min)), float(limits.max))
+    return scale, None if softcap is None else min(max(softcap, float(limits.tiny)), float(limits.max) / 4)
+
+
 def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -> Plan:
     """Return the plan for what is wanted; `final` says that the bias holds the scores, of which -inf drops no key."""
     from . import decode, panels  # they take their numbers and sizes from here
@@ -94,13 +101,11 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
     n = numbers[0]
     for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row"):
         n[name] = getattr(problem, name)
-    limits = np.finfo(problem.acc_dtype)  # beyond them 0 * scale and tanh(s / softcap) * softcap would be NaN
-    n["scale"] = min(max(problem.scale, float(limits.min)), float(limits.max))
+    n["scale"], softcap = in_range(problem)
     n["fold"], n["units"], n["regular"] = fold, units, fold == 1 or L == 1
     n["tiles"], n["strip"], n["strips"] = tiles, strip, strips
     n["block_bytes"], n["packed"] = block_bytes, packed
-    if problem.softcap is not None:
-        n["softcap"] = min(max(problem.softcap, float(limits.tiny)), float(limits.max) / 4)
+    n["softcap"] = softcap or 0
     n["bias_drops"] = not final
     if problem.bias is not None:
         n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]

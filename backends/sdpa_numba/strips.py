@@ -12,6 +12,8 @@ from numba.extending import is_jitted
 
 from sdpa_ref.problem import Problem, Result
 
+from .plan import in_range
+
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
 PRODUCT_ROWS = 16
 
@@ -69,16 +71,16 @@ def with_scores(problem: Problem, product: int) -> Problem:
     Matrix products take so many rows each, whatever the batch, as their number can show in the last bits.
     """
     q, k, acc = problem.query, problem.key, problem.acc_dtype
-    products = -(-problem.L // product)
+    products, (scale, softcap) = -(-problem.L // product), in_range(problem)
     filled = np.zeros((*problem.batch, problem.Hq, products * product, problem.E), acc)
     filled[..., : problem.L, :] = q
     grouped = (*problem.batch, problem.Hkv, problem.group, products, product, problem.E)
     shape = (*problem.batch, problem.Hq, problem.L, problem.S)
     with np.errstate(all="ignore"):
         s = filled.reshape(grouped) @ np.array(k, acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
-        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(problem.scale)
-        if problem.softcap is not None:
-            s = np.tanh(s / acc.type(problem.softcap)) * acc.type(problem.softcap)
+        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(scale)
+        if softcap is not None:
+            s = np.tanh(s / acc.type(softcap)) * acc.type(softcap)
         keep: Any = True if problem.dense is None else problem.dense
         if problem.bias is not None:
             bias, largest = problem.bias.astype(np.float64), float(np.finfo(acc).max)
