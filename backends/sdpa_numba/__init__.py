@@ -4,14 +4,16 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
 from .ahead import details, warmup
+from .gradients import differentiate
 from .plan import make_plan, missing_features
 from .strips import compiled, forward_in_strips
 from .threads import run
 
-__all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "warmup"]
+__all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "vjp", "warmup"]
 
 ARRAYS = "numpy"
 
@@ -37,6 +39,11 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     return attend(problem, want)
 
 
+def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
+    """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
+    return differentiate(problem, grad_output, grad_lse, result, forward)
+
+
 def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
     """Return what is wanted of a problem that the kernels take as it is; `final`: its bias holds the scores."""
     plan = problem.plans.get(("numba", want))
@@ -48,21 +55,18 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     weights = None
     if "weights" in want:
         weights = np.zeros((*query.shape[:-1], problem.S), problem.dtype)
-    memory, start = None, 0
+    start = 0
     if plan.memory:
         memory = np.empty(plan.memory + 64, np.uint8)
         start = memory.ctypes.data + -memory.ctypes.data % 64
+        memory[: plan.counters + 64] = 0
     others = None
     if lse is not None or not plan.bare:
         intervals = problem.intervals or (None, None, None)
         options = (problem.dense, problem.bias, problem.slopes, problem.positions, problem.sink)
         others = np.array([address(array) for array in (lse, weights, *intervals, *options)], np.int64)
     arguments = (plan.address, start, id(query), id(key), address(value), address(output), address(others))
-    for kernel, tasks in plan.stages:
-        if plan.alone or tasks == 1:
-            kernel(np.zeros(1, np.int64), *arguments)
-        else:
-            run(kernel, arguments, tasks, keep=(problem, output, lse, weights, memory, others))
+    run(plan.kernel, arguments, plan.tasks, alone=plan.alone)
     return Result(output, lse, weights)
 
 

@@ -3,13 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-import numba
-
 from .cache import cache_info
 from .plan import BIAS_CODES, host_registers, sizes_for
 from .threads import get_num_threads
-
-SIGNATURE = (numba.int64[::1], *[numba.int64] * 7)  # of every kernel, for any shape, mask and strides
 
 
 def details() -> dict[str, str]:
@@ -39,8 +35,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     kernels = {}
     for dtype in BIAS_CODES:
         sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
-        kernels[f"{dtype}, few rows"], kernels[f"{dtype}, merging"] = decode.kernels(dtype, sizes)
-        kernels[f"{dtype}, packing"] = panels.packing(dtype, sizes)[1]
+        kernels[f"{dtype}, few rows"] = decode.kernel(dtype, sizes)
         kernels[f"{dtype}, plain"] = panels.kernel(dtype, sizes, False, None)
         kernels[f"{dtype}, general"] = panels.kernel(dtype, sizes, True, None)
-    return {name: partial(kernel.compile, SIGNATURE) for name, kernel in kernels.items()}
+    return {name: partial(getattr, kernel, "address") for name, kernel in kernels.items()}

@@ -4,6 +4,7 @@ Numba optimises every function with all that it calls, and so the innermost loop
 stays as it is; the kernel links all parts below it and is optimised as a whole, which takes a third of the time.
 """
 
+from inspect import signature
 from types import FunctionType
 from uuid import uuid4
 
@@ -11,8 +12,12 @@ import numba
 from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 
+from .atomic import words
 from .cache import jit
+
+SIGNATURE = (numba.int64,)  # of every kernel: the address of a call
 
 
 class PartLibrary(JITCodeLibrary):
@@ -86,6 +91,34 @@ def part(function):
     return numba.njit(error_model="numpy", **options)(function)
 
 
+class Kernel:
+    """A compiled kernel: ``kernel(call)`` runs it, and code that calls it by `address` need not be Python's."""
+
+    def __init__(self, dispatcher):
+        self.dispatcher = dispatcher
+        self._address = 0
+
+    def __call__(self, call):
+        """Run the kernel on the call at this address: a counter, whether it failed, and the arguments."""
+        self.dispatcher(call)
+
+    @property
+    def address(self):
+        """Where the machine code begins, which is compiled or loaded by then."""
+        if not self._address:
+            with global_compiler_lock:  # a fork waits for it, but not for llvmlite's own lock
+                self.dispatcher.compile(SIGNATURE)
+                compilation = self.dispatcher.overloads[SIGNATURE]
+                self._address = compilation.library.get_pointer_to_function(compilation.fndesc.llvm_func_name)
+        return self._address
+
+
 def kernel(function):
-    """Return `function` compiled with all its parts, and cached on disk."""
-    return jit(pipeline_class=KernelCompiler)(function)
+    """Return `function`, of a counter and further integers, compiled with all its parts, and cached on disk."""
+    inner, arguments = part(function), words(len(signature(function).parameters) - 1)
+
+    def entry(call):
+        inner(call, *arguments(call + 16))
+
+    entry.__name__ = entry.__qualname__ = function.__name__
+    return Kernel(jit(pipeline_class=KernelCompiler)(entry))

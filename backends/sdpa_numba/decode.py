@@ -1,7 +1,7 @@
 """The kernel for few query rows: lanes are keys for the scores and columns of V for the output.
 
 All query rows of a key head share one pass over its keys and values, which are read where they lie. A task is one
-chunk of keys; the states of several chunks are merged in their order, so that nothing depends on who computed them.
+chunk of keys; whoever does the last of them merges the states in their order: nothing depends on who that is.
 Each sum runs in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
 """
 
@@ -10,15 +10,15 @@ from functools import cache
 import numpy as np
 
 from . import elementary
+from .atomic import count, next_task
 from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
-from .finish import finish
+from .finish import finish, lse_of
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, at, keeps, place, rows_at, visible
 from .simd import allocate, fma, lane, loader, record_reader, release, select, splatter, storer, sum_fours
-from .threads import next_task
 from .unrolled import tiler
 from .views import arrays, batch, data, stride
 
@@ -62,8 +62,8 @@ def adder(source, acc, lanes, block):
 
 
 @cache
-def kernels(dtype, sizes):
-    """Return the kernels ``attend`` and ``merge`` for this type."""
+def kernel(dtype, sizes):
+    """Return the kernel for this type."""
     acc, lanes, block, chunk = sizes.acc, sizes.panel, sizes.block, sizes.chunk
     number, size, source_size = np.dtype(acc).type, itemsize(acc), itemsize(dtype)
     vector, one, zero, nothing = lanes * size, number(1), number(0), number(-np.inf)
@@ -164,19 +164,36 @@ def kernels(dtype, sizes):
     @part
     def write_row(p, a, b, rows, r, m, z, sums):
         """Write the output and lse of one row."""
-        ratio, lse = finish(float(load_one(m)), float(load_one(z)), a.sink, at(rows.h, r))
+        ratio, top, total = finish(float(load_one(m)), float(load_one(z)), a.sink, at(rows.h, r))
         h, i = at(rows.h, r), at(rows.i, r)
         if a.lse:
-            store(data(a.lse) + ((b * p.Hq + h) * p.L + i) * size, number(lse))
+            store(data(a.lse) + ((b * p.Hq + h) * p.L + i) * size, number(lse_of(top, total)))
         if a.out:
             to = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2)
             for d in range(p.Ev):
                 value = load_one(sums + d * size) * number(ratio) + zero  # + 0: never -0
                 store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
 
+    @part
+    def merge(p, a, b, rows, n, states, state_bytes, chunks, width):
+        """Merge the states of all chunks of a key head and write its rows."""
+        for r in range(n):
+            sums, m = states + r * width * size, states + (n * width + r) * size
+            z = m + n * size
+            for other in range(state_bytes, chunks * state_bytes, state_bytes):
+                mine, theirs = load_one(m), load_one(m + other)
+                new = max(mine, theirs)
+                base = zero if new == nothing else new
+                keep, gain = exp(splat(mine - base)), exp(splat(theirs - base))
+                store(m, new)
+                store(z, load_one(z) * lane(keep, 0) + load_one(z + other) * lane(gain, 0))
+                for d in range(0, width * size, vector):
+                    store(sums + d, load(sums + d) * keep + load(sums + other + d) * gain)
+            write_row(p, a, b, rows, r, m, z, sums)
+
     @compiled
     def attend(counter, plan, memory, query, key, value, out, others):
-        """Compute all chunks; where there are several, leave their states: maxima, sums, sums of weighted values."""
+        """Compute all chunks and merge their states: maxima, sums, and sums of weighted values."""
         p = read_numbers(plan)
         a = arrays(query, key, value, out, others)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
@@ -194,7 +211,8 @@ def kernels(dtype, sizes):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
             b, kv = unit // p.Hkv, unit % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
-            sums = own if chunks < 2 else memory + task * state_bytes
+            states = memory + p.counters + unit * chunks * state_bytes
+            sums = own if chunks < 2 else states + index * state_bytes
             m = sums + n * width * size
             z = m + n * size
             for x in range(n * width):
@@ -222,37 +240,9 @@ def kernels(dtype, sizes):
             if chunks < 2:
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
+            elif count(memory + 8 * unit) == chunks - 1:
+                merge(p, a, b, rows, n, states, state_bytes, chunks, width)
             task = next_task(counter)
         release(scratch)
 
-    @compiled
-    def merge(counter, plan, memory, query, key, value, out, others):
-        """Merge the states of all chunks and write the rows; a task is one key head."""
-        p = read_numbers(plan)
-        a = arrays(query, key, value, out, others)
-        n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
-        state_bytes = n * (width + 2) * size
-        scratch = allocate(8 * FIELDS * n)
-        rows = rows_at(scratch, n)
-        task = next_task(counter)
-        while task < p.B * p.Hkv:
-            b, kv = task // p.Hkv, task % p.Hkv
-            place(rows, n, b, kv * p.group, 0, n - 1, p, a)
-            first = memory + task * chunks * state_bytes
-            for r in range(n):
-                sums, m = first + r * width * size, first + (n * width + r) * size
-                z = m + n * size
-                for other in range(state_bytes, chunks * state_bytes, state_bytes):
-                    mine, theirs = load_one(m), load_one(m + other)
-                    new = max(mine, theirs)
-                    base = zero if new == nothing else new
-                    keep, gain = exp(splat(mine - base)), exp(splat(theirs - base))
-                    store(m, new)
-                    store(z, load_one(z) * lane(keep, 0) + load_one(z + other) * lane(gain, 0))
-                    for d in range(0, width * size, vector):
-                        store(sums + d, load(sums + d) * keep + load(sums + other + d) * gain)
-                write_row(p, a, b, rows, r, m, z, sums)
-            task = next_task(counter)
-        release(scratch)
-
-    return attend, merge
+    return attend

@@ -11,12 +11,18 @@ load_float64 = loader("float64", "float64")
 
 @part
 def finish(m, z, sinks, h):
-    """Return the factor that turns the sum of weighted values into the output, and the lse."""
+    """Return the factor that turns the sum of weighted values into the output, and x and y, where x + log(y) is lse."""
     if sinks == 0:
-        return (1 / z, m + log(z)) if z != 0 else (0.0, -inf)
+        return (1 / z if z != 0 else 0.0), m, z
     sink = load_float64(data(sinks) + h * stride(sinks, 1))
     top = max(m, sink)
     if top == -inf:
-        return 0.0, -inf
+        return 0.0, top, 0.0
     total = z * exp(m - top) + exp(sink - top)
-    return (exp(m - top) / total if z != 0 else 0.0), top + log(total)
+    return (exp(m - top) / total if z != 0 else 0.0), top, total
+
+
+@part
+def lse_of(x, y):
+    """Return x + log(y)."""
+    return x + log(y) if y != 0 else -inf

@@ -21,6 +21,7 @@ def transposing(source, target, working, lanes):
     piece = min(lanes, 16 // itemsize(working))
     square, narrow = (transposer(source, target, working, lanes, columns) for columns in (lanes, piece))
     stream = transposer(source, target, working, lanes, lanes, ahead=True)
+    quarter = transposer(source, target, working, piece, lanes)
 
     @part
     def turn_in(a, a_row, a_column, rows, width, b, b_row):
@@ -48,6 +49,9 @@ def transposing(source, target, working, lanes):
             done = width - width % lanes
             for e in range(0, done, lanes):
                 square(a + e * a_row, a_row, lanes, b + e * b_column, b_row, rows - 1)
+            for e in range(done, width - width % piece, piece):
+                quarter(a + e * a_row, a_row, piece, b + e * b_column, b_row, rows - 1)
+            done = width - width % piece
         for x in range(rows):
             for e in range(done, width):
                 store(b + x * b_row + e * b_column, load(a + e * a_row + x * a_size))
@@ -60,12 +64,15 @@ def value_packer(dtype, acc, lanes):
     """Return the function that packs values into parts of `lanes` columns."""
     size, source_size, zero = itemsize(acc), itemsize(dtype), np.dtype(acc).type(0)
     load, load_part, store, splat = loader(dtype, acc), loader(dtype, acc, lanes), storer(acc), splatter(acc, lanes)
+    half = lanes // 2
+    load_half, no_half = loader(dtype, acc, half), splatter(acc, half)
 
     @part
     def pack_values(source, row, column, rows, width, target, target_row, target_part):
         """Copy `rows` rows of V, fill the last part with zeros, and return whether all of it is finite."""
-        check, rest = splat(zero), zero
+        check, rest, check_half = splat(zero), zero, no_half(zero)
         done = width - width % lanes if column == source_size else 0
+        halves = column == source_size and width - done == half
         for x in range(rows):
             address, to = source + x * row, target + x * target_row
             for _ in range(0, done, lanes):
@@ -74,6 +81,12 @@ def value_packer(dtype, acc, lanes):
                 store(to, values)
                 address += lanes * source_size
                 to += target_part
+            if halves:
+                values = load_half(address)
+                check_half = fma(values, no_half(zero), check_half)
+                store(to, values)
+                store(to + half * size, no_half(zero))
+                continue
             for first in range(done, width, lanes):
                 for d in range(lanes):
                     value = load(source + x * row + (first + d) * column) if first + d < width else zero
@@ -82,6 +95,8 @@ def value_packer(dtype, acc, lanes):
                 to += target_part
         for x in range(lanes):
             rest += lane(check, x)
+        for x in range(half):
+            rest += lane(check_half, x)
         return rest == zero
 
     return pack_values

@@ -5,14 +5,14 @@ from functools import cache, lru_cache
 import numpy as np
 
 from . import softmax, tiles
+from .atomic import count, look, next_task
 from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, place, rows_at, span, visible
-from .simd import allocate, record_reader, release, storer
-from .threads import next_task
+from .simd import allocate, record_reader, release, splatter, storer
 from .tiles import Tile
 from .views import arrays, batch, stride
 
@@ -21,7 +21,7 @@ read_numbers = record_reader(NUMBERS)
 
 @cache
 def packing(dtype, sizes):
-    """Return ``pack_block`` and its kernel ``pack``, which packs every block of a problem.
+    """Return ``pack_block``.
 
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
     64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
@@ -47,28 +47,20 @@ def packing(dtype, sizes):
             finite = pack_values(value, row, column, count, p.Ev, to, part, block * part)
         store(target + p.block_bytes - 64, np.int64(finite))
 
-    @compiled
-    def pack(counter, plan, memory, query, key, value, out, others):
-        """Pack all blocks; a task is one block."""
-        p, a = read_numbers(plan), arrays(query, key, value, out, others)
-        blocks = (p.S + block - 1) // block
-        task = next_task(counter)
-        while task < p.B * p.Hkv * blocks:
-            unit = task // blocks
-            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, memory + task * p.block_bytes)
-            task = next_task(counter)
-
-    return pack_block, pack
+    return pack_block
 
 
 @lru_cache(maxsize=64)  # a bound on kernels for functions of the user
 def kernel(dtype, sizes, general, score_mod):
-    """Return the kernel for this type, without what only `general` problems need; a task is one strip."""
+    """Return the kernel for this type, without what only `general` problems need.
+
+    A task is one block to pack, and then, where the blocks of its head are packed, one strip.
+    """
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     block, chunk, tile_rows, widest = sizes.block, sizes.chunk, sizes.tile_rows, sizes.tile_vectors * sizes.lanes
-    nothing, store = number(-np.inf), storer(acc)
+    nothing, vector, store, splat = number(-np.inf), lanes * size, storer(acc), splatter(acc, lanes)
     place_queries, attend_block, weigh_block, write_rows = tiles.functions(dtype, sizes, general, score_mod)
-    pack_block, _ = packing(dtype, sizes)
+    pack_block = packing(dtype, sizes)
     _, _, absorb, _ = softmax.functions(sizes)
 
     @part
@@ -94,12 +86,12 @@ def kernel(dtype, sizes, general, score_mod):
     @part
     def clear(p, tile, m, z, sums):
         """Set a state to that of no keys."""
-        n = tile.vectors * lanes
-        for r in range(n):
-            store(m + r * size, nothing)
-            store(z + r * size, number(0))
-        for r in range((p.Ev + -p.Ev % tile_rows) * n):
-            store(sums + r * size, number(0))
+        row = tile.vectors * vector
+        for v in range(0, row, vector):
+            store(m + v, splat(nothing))
+            store(z + v, splat(number(0)))
+        for to in range(sums, sums + (p.Ev + -p.Ev % tile_rows) * row, vector):
+            store(to, splat(number(0)))
 
     @part
     def begin(p, a, b, head, tile, index):
@@ -108,7 +100,8 @@ def kernel(dtype, sizes, general, score_mod):
         place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_queries(p, a, b, tile)
         clear(p, tile, tile.m, tile.z, tile.sums)
-        clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)
+        if p.S > chunk:
+            clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)
 
     @part
     def pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh):
@@ -116,7 +109,9 @@ def kernel(dtype, sizes, general, score_mod):
         j1 = min(j0 + block, p.S)
         for index in range(first, last):
             tile = tile_at(p, states, index, first)
-            low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
+            low, high, complete = j0, j1, True
+            if a.stop:
+                low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
             if low < high:
                 if general and weigh:
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
@@ -129,6 +124,7 @@ def kernel(dtype, sizes, general, score_mod):
         p = read_numbers(plan)
         a = arrays(query, key, value, out, others)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
+        packing, packed = p.B * p.Hkv * blocks if p.packed else 0, memory + p.counters
         work_bytes = (lanes + 2) * widest * size
         scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
         t = (scratch + 63) & -64
@@ -136,10 +132,17 @@ def kernel(dtype, sizes, general, score_mod):
         own = work + work_bytes
         states = own + p.block_bytes
         task = next_task(counter)
-        while task < p.units * p.strips:
-            unit, strip = task // p.strips, p.strips - 1 - task % p.strips
+        while task < packing:
+            unit = task // blocks
+            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
+            count(memory + 8 * unit)
+            task = next_task(counter)
+        while task < packing + p.units * p.strips:
+            unit, strip = (task - packing) // p.strips, p.strips - 1 - (task - packing) % p.strips
             b, head = unit // heads, unit % heads * p.fold
             kv, first = head // p.group, strip * p.strip
+            while p.packed and look(memory + 8 * (b * p.Hkv + kv)) < blocks:
+                pass  # somebody else is at it
             last = min(first + p.strip, p.tiles)
             low, high, gap_start, gap_stop = p.S, np.int64(0), np.int64(0), p.S
             for index in range(first, last):
@@ -155,7 +158,7 @@ def kernel(dtype, sizes, general, score_mod):
                             continue
                         keys = own
                         if p.packed:
-                            keys = memory + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
+                            keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
                         else:
                             pack_block(p, a, b, kv, j0, own)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)

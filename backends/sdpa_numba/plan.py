@@ -1,7 +1,6 @@
 """What is decided once for a shape, a type and options: kernels, their tasks, and the numbers that they are told."""
 
 import platform
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ NUMBERS = np.dtype(
         "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",  # as in the problem
         "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are equidistant
         "tiles", "strip", "strips",  # tiles of a unit, tiles of a strip, strips of a unit
-        "block_bytes", "packed",  # size of a packed block, whether all blocks are packed beforehand
+        "block_bytes", "packed", "counters",  # size of a packed block, whether all are packed beforehand, of counters
         "bias_code", "bias_drops", "seed_low", "seed_high", "dropout_threshold",
     )]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor")]
@@ -37,12 +36,14 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one call does: every kernel in `stages` with its number of tasks, on the same arguments."""
+    """What one call does: all tasks of a kernel, on numbers that the calls share."""
 
     numbers: np.ndarray[Any, Any]  # what lies at `address`
     address: int
-    stages: tuple[tuple[Callable[..., None], int], ...]
-    memory: int  # bytes that the stages share
+    kernel: Any
+    tasks: int
+    memory: int  # bytes that the tasks share
+    counters: int  # bytes of them that are zero at first
     alone: bool  # whether the problem is too small for more than the calling thread
     bare: bool  # whether query, key and value are all there is
 
@@ -81,6 +82,23 @@ def in_range(problem: Any) -> tuple[float, float | None]:
     return scale, None if softcap is None else min(max(softcap, float(limits.tiny)), float(limits.max) / 4)
 
 
+def numbers_of(problem: Any, final: bool, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return one record of this type with the sizes and options of a problem; `final` is as in `make_plan`."""
+    numbers = np.zeros(1, dtype)
+    n = numbers[0]
+    for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row"):
+        n[name] = getattr(problem, name)
+    n["scale"], softcap = in_range(problem)
+    n["softcap"] = softcap or 0
+    n["bias_drops"] = not final
+    if problem.bias is not None:
+        n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
+    if problem.dropout is not None:
+        n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
+        n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
+    return numbers
+
+
 def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -> Plan:
     """Return the plan for what is wanted; `final` says that the bias holds the scores, of which -inf drops no key."""
     from . import decode, panels  # they take their numbers and sizes from here
@@ -97,37 +115,27 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
     block_bytes = sizes.block * (problem.E + problem.Ev + -problem.Ev % sizes.tile_rows) * size
     block_bytes += -block_bytes % 64 + 64
 
-    numbers = np.zeros(1, NUMBERS)
+    numbers = numbers_of(problem, final, NUMBERS)
     n = numbers[0]
-    for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row"):
-        n[name] = getattr(problem, name)
-    n["scale"], softcap = in_range(problem)
     n["fold"], n["units"], n["regular"] = fold, units, fold == 1 or L == 1
     n["tiles"], n["strip"], n["strips"] = tiles, strip, strips
     n["block_bytes"], n["packed"] = block_bytes, packed
-    n["softcap"] = softcap or 0
-    n["bias_drops"] = not final
-    if problem.bias is not None:
-        n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
-    if problem.dropout is not None:
-        n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
-        n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
 
     changes = (problem.dense, problem.bias, problem.slopes, score_mod, problem.dropout)
     simple = all(change is None for change in changes) and "weights" not in want
-    memory, dtype = 0, problem.dtype.name
+    shared, dtype = 0, problem.dtype.name  # bytes
     if simple and L * group <= FEW_ROWS and "output" in want:
-        attend, merge = decode.kernels(dtype, sizes)
-        stages = [(attend, B * Hkv * chunks)]
+        kernel, tasks = decode.kernel(dtype, sizes), B * Hkv * chunks
         if chunks > 1:
-            stages.append((merge, B * Hkv))
-            memory = B * Hkv * chunks * group * L * (problem.Ev + sizes.panel + 2) * size
+            shared = tasks * group * L * (problem.Ev + sizes.panel + 2) * size
     else:
         general = not simple or problem.softcap is not None
-        stages = [(panels.kernel(dtype, sizes, general, score_mod), units * strips)]
+        kernel, tasks = panels.kernel(dtype, sizes, general, score_mod), units * strips
         if packed:
-            stages.insert(0, (panels.packing(dtype, sizes)[1], B * Hkv * blocks))
-            memory = B * Hkv * blocks * block_bytes
+            tasks += B * Hkv * blocks
+            shared = B * Hkv * blocks * block_bytes
     bare = simple and problem.intervals is None and problem.sink is None
     alone = (problem.Hq * L + Hkv) * B * S * (problem.E + problem.Ev) <= SMALL
-    return Plan(numbers, numbers.ctypes.data, tuple(stages), memory, alone, bare)
+    counters = B * Hkv * 8 + -(B * Hkv * 8) % 64 if shared else 0
+    n["counters"] = counters
+    return Plan(numbers, numbers.ctypes.data, kernel, tasks, counters + shared, counters, alone, bare)

@@ -55,9 +55,8 @@ def look(array, b, i, query):
 @part
 def place(rows, n, b, head, first, last, p, a):
     """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
+    h, i = head + first // p.L, first % p.L
     for r in range(n):
-        row = min(first + r, last)
-        h, i = head + row // p.L, row % p.L
         store(rows.h + 8 * r, h)
         store(rows.i + 8 * r, i)
         store(rows.prefix + 8 * r, look(a.prefix, b, i, a.query) if a.prefix else 0)
@@ -69,6 +68,10 @@ def place(rows, n, b, head, first, last, p, a):
             store(rows.bias + 8 * r, batch(a.bias, 3, a.query, b) + h * stride(a.bias, 3) + i * stride(a.bias, 2))
         if a.dense:
             store(rows.dense + 8 * r, batch(a.dense, 3, a.query, b) + h * stride(a.dense, 3) + i * stride(a.dense, 2))
+        if first + r < last:
+            i += 1
+            if i == p.L:
+                h, i = h + 1, 0
 
 
 @part

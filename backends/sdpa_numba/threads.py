@@ -1,138 +1,133 @@
 """Compiled kernels over dynamically taken tasks, on the calling thread and a small pool of helpers.
 
-A kernel is a function without the GIL that takes task numbers from a shared counter until none is left. Whoever joins
-in helps and whoever is late finds nothing to do, so a caller never depends on a helper: while all of them are busy
-with somebody else's tasks, it does its own alone.
+A kernel takes task numbers from a counter until none is left. Whoever joins in helps and whoever is late finds nothing
+to do, so a caller never depends on a helper: while all of them are busy with somebody else's tasks, it works alone.
 
-Waking a thread costs 30 to 60 microseconds, as much as a small problem. So whoever has to wait, a helper for its next
-job or a caller for its last helper, first looks at a flag for a while, without the GIL, and only then sleeps.
+A helper waits in compiled code, without the GIL, for a job in its box: taking it over costs less than a microsecond.
+Only after a while without any it sleeps, and then waking it costs 30 to 60.
 """
 
+import ctypes
 import os
 import threading
-from collections.abc import Callable
+import time
+from array import array
 from contextlib import suppress
 from functools import cache
 from math import ceil, inf
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 from numba.core.compiler_lock import global_compiler_lock
-from numba.extending import intrinsic
 
+from .atomic import invoke, look, next_task, publish, replace
 from .cache import jit
+from .simd import load_int64, storer
+
+__all__ = ["get_num_threads", "next_task", "run", "set_num_threads"]
 
 VARIABLE = "SDPA_REF_NUM_THREADS"
-PATIENCE = 500_000  # looks at a flag before a thread sleeps: about 0.2 ms
-COURTESY = 8_000  # looks after it is set: 3 us, in which whoever set it lets go of the GIL
+PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
+MOST = 1024  # helpers
+IDLE, ASLEEP, CLAIMED, READY, RUNNING, DONE = range(6)  # states of a box; from CLAIMED to DONE a job lies in it
+KERNEL, CALL, RING = 8, 16, 24  # what a box holds besides its state; RING: whether its helper has to be woken
+BOX = 128  # bytes, so that no two helpers share a cache line
+FAILED = 8  # where a call notes that memory was lacking, behind the counter of its tasks; arguments follow
 
-
-def _atomic(build: Callable[[Any, Any], Any]) -> Any:
-    """Return a function for kernels, of an int64 array: what `build` makes of its first element, in one atomic step."""
-
-    @intrinsic
-    def step(typing_context: Any, array: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return build(builder, context.make_array(signature.args[0])(context, builder, arguments[0]).data)
-
-        return types.int64(array), generate
-
-    return step
-
-
-ONE = ir.Constant(ir.IntType(64), 1)
-next_task = _atomic(lambda builder, first: builder.atomic_rmw("add", first, ONE, "monotonic"))  # the old value
-_look = _atomic(lambda builder, first: builder.load_atomic(first, "acquire", 8))
+_store = storer("int64")
+_processor = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
 
 
 @jit
-def _watch(flag: Any, value: int, patience: int, courtesy: int) -> None:
-    """Return a moment after ``flag[0]`` has reached `value`, or out of patience."""
-    while patience > 0 and courtesy > 0:
-        patience -= 1
-        if _look(flag) >= value:
-            courtesy -= 1
+def _serve(box: int) -> None:
+    """Do the jobs that come, and return when none has come for a while: then the helper is to sleep."""
+    patience = PATIENCE
+    while True:
+        if look(box) == READY and replace(box, READY, RUNNING):
+            call = load_int64(box + CALL)
+            if invoke(load_int64(box + KERNEL), call):
+                publish(call + FAILED, 1)
+            publish(box, DONE)
+            patience = PATIENCE
+        elif patience > 0:
+            patience -= 1
+        elif replace(box, IDLE, ASLEEP) or look(box) == ASLEEP:
+            return
 
 
-class _Job:
-    """One call of `run`, and who has joined it and left it again. Lists, because appending to one is atomic."""
-
-    def __init__(self, kernel: Callable[..., object], arguments: tuple[Any, ...], helpers: int, keep: object) -> None:
-        self.kernel, self.arguments, self.helpers, self.keep = kernel, arguments, helpers, keep
-        self.open = True
-        self.joined: list[None] = []
-        self.left: list[None] = []
-        self.errors: list[BaseException] = []
-        self.flag = np.zeros(1, np.int64)  # how many have left, for `_watch`
-        self.signal: SimpleQueue[None] = SimpleQueue()
-
-    def help(self) -> None:
-        """Run the kernel, unless the caller has closed the job before it could see this helper join."""
-        self.joined.append(None)
-        try:
-            if self.open:
-                self.kernel(*self.arguments)
-        except BaseException as error:
-            self.errors.append(error.with_traceback(None))  # whose frames would keep this job alive
-        self.left.append(None)
-        self.signal.put(None)
-        self.flag += 1
-
-    def close(self, board: list["_Job"]) -> None:
-        """Return when the job is off the board, no helper runs the kernel, and none will."""
-        try:
-            self.open = False
-            with suppress(ValueError):
-                board.remove(self)
-            _watch(self.flag, len(self.joined), PATIENCE, COURTESY)
-            while len(self.left) < len(self.joined):
-                self.signal.get()
-        except KeyboardInterrupt:  # which must wait for the helpers: they write to the caller's arrays
-            self.close(board)
-            raise
-        self.arguments, self.keep = (), None  # which a helper that is still on its way out would keep alive
+@jit
+def _offer(boxes: int, n: int, helpers: int, kernel: int, call: int) -> bool:
+    """Put a job into the boxes of so many helpers who have none, and return whether any of them has to be woken."""
+    ring = False
+    for box in range(boxes, boxes + n * BOX, BOX):
+        state = look(box)
+        if helpers > 0 and state <= ASLEEP and replace(box, state, CLAIMED):
+            _store(box + KERNEL, kernel)
+            _store(box + CALL, call)
+            _store(box + RING, np.int64(state == ASLEEP))
+            publish(box, READY)
+            ring |= state == ASLEEP
+            helpers -= 1
+    return ring
 
 
-class _Worker:
-    """A thread that helps with the jobs on a board and sleeps until its bell rings when it can help with none."""
+@jit
+def _work(kernel: int, call: int) -> None:
+    """Do a job's tasks on this thread."""
+    if invoke(kernel, call):
+        publish(call + FAILED, 1)
 
-    def __init__(self, board: list[_Job]) -> None:
-        self.board, self.idle = board, False
-        self.flag, self.bell = np.zeros(1, np.int64), threading.Lock()
+
+@jit
+def _withdraw(boxes: int, n: int, call: int) -> bool:
+    """Take a job out of all boxes and return whether that is done: a helper may be at work still."""
+    done, patience = True, PATIENCE
+    for box in range(boxes, boxes + n * BOX, BOX):
+        if load_int64(box + CALL) != call or look(box) < READY:
+            continue
+        while not (replace(box, READY, CLAIMED) or look(box) == DONE) and patience > 0:
+            patience -= 1
+        if patience == 0:
+            done = False
+            continue
+        _store(box + CALL, np.int64(0))
+        publish(box, ASLEEP if load_int64(box + RING) else IDLE)
+    return done
+
+
+class _Helper:
+    """A thread that does the jobs in its box, and sleeps until its bell rings when none has come for a while."""
+
+    def __init__(self, box: int) -> None:
+        self.box, self.bell = box, threading.Lock()
         self.bell.acquire()
-        threading.Thread(target=self.work, name="sdpa_numba", daemon=True).start()
+        self.processors = os.sched_getaffinity(0) if _processor else set()
+        self.thread = threading.Thread(target=self.work, name="sdpa_numba", daemon=True)
+        self.thread.start()
 
     def work(self) -> None:
         """Never return: a daemon thread ends with the process."""
         while True:
-            while job := self.find():
-                job.help()
-            self.idle = True
-            _watch(self.flag, 1, PATIENCE, COURTESY)
+            _serve(self.box)
             self.bell.acquire()
-            self.idle = False
-            self.flag[0] = 0
+            self._may_run_on(self.processors, 0)
 
-    def find(self) -> _Job | None:
-        """Return a job that wants more helpers, None if there is none."""
-        return next((job for job in tuple(self.board) if job.open and len(job.joined) < job.helpers), None)
-
-    def ring(self) -> bool:
-        """Return whether the worker had nothing to do; it looks at the board now."""
-        if not (self.idle and self.bell.locked()):
-            return False
-        self.flag[0] = 1
-        with suppress(RuntimeError):  # somebody else rang at the same time
+    def ring(self) -> None:
+        """Wake the helper, away from this thread's processor, where some schedulers would let it wait for us."""
+        if _processor:
+            self._may_run_on(self.processors - {_processor()}, self.thread.native_id or 0)
+        with suppress(RuntimeError):  # it was rung before and has not come yet
             self.bell.release()
-        return True
+
+    def _may_run_on(self, processors: set[int], thread: int) -> None:
+        if len(self.processors) > 1:
+            with suppress(OSError):  # it may not run there any more
+                os.sched_setaffinity(thread, processors)
 
 
 class _Pool:
-    """The workers, the board with the jobs that are under way, and the number of threads that was asked for."""
+    """The helpers, their boxes, and the number of threads that was asked for."""
 
     def __init__(self) -> None:
         self.threads: int | None = None
@@ -140,60 +135,80 @@ class _Pool:
 
     def reset(self) -> None:
         """Start afresh, as a forked child must, which has none of its parent's threads."""
-        self.board: list[_Job] = []
-        self.workers: list[_Worker] = []
+        memory = np.zeros((MOST + 1) * BOX, np.uint8)  # not touched, and so not there, before it is used
+        start = -memory.ctypes.data % BOX
+        self.boxes = memory[start : start + MOST * BOX].view(np.int64).reshape(MOST, -1)
+        self.address = self.boxes.ctypes.data
+        self.helpers: list[_Helper] = []
         self.growing = threading.Lock()
 
-    def call(self, helpers: int) -> None:
-        """Wake up to so many workers; make them where there were never so many before."""
-        if len(self.workers) < helpers:
-            with self.growing, suppress(RuntimeError):  # no more threads here, or the interpreter is about to exit
-                while len(self.workers) < helpers:
-                    self.workers.append(_Worker(self.board))
-        for worker in self.workers:
-            helpers -= worker.ring()
-            if helpers == 0:
-                return
+    def grow(self, helpers: int) -> None:
+        """Make helpers where there were never so many before."""
+        with self.growing, suppress(RuntimeError):  # no more threads here, or the interpreter is about to exit
+            while len(self.helpers) < min(helpers, MOST):
+                self.helpers.append(_Helper(self.address + len(self.helpers) * BOX))
+
+    def wake(self, call: int) -> None:
+        """Wake who sleeps before a box with this call."""
+        for helper, box in zip(self.helpers, self.boxes, strict=False):
+            if box[CALL // 8] == call and box[RING // 8]:
+                helper.ring()
+                box[RING // 8] = 0
 
 
 _POOL = _Pool()
 
 
-def run(kernel: Callable[..., object], arguments: tuple[Any, ...], n_tasks: int, keep: object = None) -> None:
+def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = False) -> None:
     """Return when all tasks of a kernel are done, by this thread and up to ``get_num_threads() - 1`` helpers.
 
     Parameters
     ----------
-    kernel : callable
-        Compiled with ``nogil=True``; ``kernel(counter, *arguments)`` does the task ``next_task(counter)`` until that is
-        `n_tasks` or more. `counter` is an int64 array of shape (1,).
-    arguments : tuple
-        What the kernel takes besides, the number of tasks included.
+    kernel : Dispatcher
+        What `compilation.kernel` returns for a function ``kernel(counter, *arguments)``, which does the task
+        ``next_task(counter)`` until that is `n_tasks` or more.
+    arguments : tuple of int
+        What the kernel takes besides. Whatever they are addresses of lives as long as the caller's variables.
     n_tasks : int
         How many tasks there are; a single one stays on the calling thread.
-    keep : object, optional
-        What `arguments` only hold by address; it lives as long as a helper may use it, even after an interrupt.
+    alone : bool
+        Whether all tasks stay there.
 
     Raises
     ------
-    BaseException
-        Whatever a kernel raised on any thread, or KeyboardInterrupt; in either case no helper works any more.
+    MemoryError
+        A kernel could not allocate its memory.
+    KeyboardInterrupt
+        In this case, too, no helper works any more.
     """
-    counter = np.zeros(1, np.int64)
-    helpers = min(get_num_threads(), n_tasks) - 1
+    call = array("q", (0, 0, *arguments))
+    address = call.buffer_info()[0]
+    helpers = 0 if alone else min(get_num_threads(), n_tasks) - 1
     if helpers < 1:
-        kernel(counter, *arguments)
+        kernel(address)
         return
-    job = _Job(kernel, (counter, *arguments), helpers, keep)
+    if len(_POOL.helpers) < helpers:
+        _POOL.grow(helpers)
+    code, boxes, n = kernel.address, _POOL.address, len(_POOL.helpers)
     try:
-        _POOL.board.append(job)
-        _POOL.call(helpers)
-        kernel(counter, *arguments)
+        if _offer(boxes, n, helpers, code, address):
+            _POOL.wake(address)
+        _work(code, address)
     finally:
-        counter[0] = n_tasks  # after an error nobody starts another task
-        job.close(_POOL.board)
-    if job.errors:
-        raise job.errors.pop()
+        call[0] = n_tasks  # after an interrupt nobody starts another task
+        _close(boxes, n, address)
+    if call[FAILED // 8]:
+        raise MemoryError("a kernel could not allocate its memory")
+
+
+def _close(boxes: int, n: int, call: int) -> None:
+    """Return when no helper is at a call any more, even if interrupted: they write to the caller's arrays."""
+    try:
+        while not _withdraw(boxes, n, call):
+            time.sleep(2e-5)
+    except KeyboardInterrupt:
+        _close(boxes, n, call)
+        raise
 
 
 def set_num_threads(n: int) -> None:

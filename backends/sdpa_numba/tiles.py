@@ -12,7 +12,7 @@ import numpy as np
 from . import scores, softmax
 from .compilation import part
 from .emit import itemsize
-from .finish import finish
+from .finish import finish, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
 from .simd import fma, load_int64, loader, select, splatter, storer
@@ -151,10 +151,11 @@ def functions(dtype, sizes, general, score_mod):
         across = tile.vectors * vector
         for r in range(tile.vectors * lanes):
             m, z = float(load_one(tile.whole_m + r * size)), float(load_one(tile.whole_z + r * size))
-            ratio, lse = finish(m, z, a.sink, at(tile.rows.h, r))
+            ratio, top, total = finish(m, z, a.sink, at(tile.rows.h, r))
             store(tile.factor + r * size, number(ratio))
             if a.lse and r < tile.filled:
-                store(data(a.lse) + ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size, number(lse))
+                to = data(a.lse) + ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size
+                store(to, number(lse_of(top, total)))
         if a.out == 0:
             return
         zero = splat(number(0))

@@ -11,12 +11,12 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
-from sdpa_numba import cache, threads
+from sdpa_numba import atomic, cache, emit
 
 KERNELS = """
+from .atomic import next_task
 from .cache import jit
 from .part import FACTOR
-from .threads import next_task
 
 def multiply(factor):
     @jit
@@ -34,9 +34,10 @@ def twice(inner):
 SCRIPT = """
 import numpy as np
 from toy.kernels import multiply, twice
-counter = np.zeros(1, np.int64)
+counters = np.zeros(9, np.int64)
+counter = counters.ctypes.data
 kernels = multiply(10), multiply(20), twice(multiply(10)), twice(multiply(20))
-values = [kernel(np.zeros(1, np.int64), 3) for kernel in kernels]
+values = [kernel(counter + 8 * i, 3) for i, kernel in enumerate(kernels)]
 print(*values, sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels))
 """
 COMPILED = "30 60 70 140 0\n"  # 3 * 10; 3 * 20; 3 * 10 + 4 * 10; 3 * 20 + 4 * 20; nothing found
@@ -52,7 +53,7 @@ class Toy:
         (self.package / "__init__.py").touch()
         (self.package / "kernels.py").write_text(KERNELS)
         (self.package / "part.py").write_text("FACTOR = 0\n")
-        for module in (cache, threads):
+        for module in (atomic, cache, emit):
             shutil.copy(module.__file__, self.package)
 
     def start(self, script=SCRIPT, **environment):
@@ -221,5 +222,5 @@ print(kernel(np.zeros(1, np.int64), 3), *kernel.stats.cache_hits.values())
 
 
 def test_loaded_and_compiled_kernels_work_together(warm):
-    script = SCRIPT + "\nprint(twice(twice(kernels[0]))(counter, 3), twice(kernels[1])(np.zeros(1, np.int64), 3.5))"
+    script = SCRIPT + "\nprint(twice(twice(kernels[0]))(counter + 32, 3), twice(kernels[1])(counter + 40, 3.5))"
     assert warm.run(script) == FOUND + "180 160.0\n"  # 30 + 40 + 50 + 60; 70 + 90

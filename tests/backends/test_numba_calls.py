@@ -230,7 +230,7 @@ def test_a_function_sees_what_changed_since_the_last_call():
 
 def test_warmup_offers_every_kernel():
     steps = sdpa_numba.warmup()
-    assert len(steps) == len(set(steps)) >= 16
+    assert len(steps) == len(set(steps)) >= 12
     assert all(any(dtype in step for step in steps) for dtype in ("float16", "bfloat16", "float32", "float64"))
     steps["float32, few rows"]()
     script = """

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -19,15 +18,21 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
-from sdpa_numba.cache import jit
+from sdpa_numba.atomic import look
+from sdpa_numba.compilation import kernel
+from sdpa_numba.simd import allocate, release
 from sdpa_numba.threads import cpu_quota, get_num_threads, next_task, run, set_num_threads
 
 KERNELS = """
 import numpy as np
-from sdpa_numba.cache import jit
+from sdpa_numba.atomic import look
+from sdpa_numba.compilation import kernel
+from sdpa_numba.simd import loader, storer
 from sdpa_numba.threads import get_num_threads, next_task, run, set_num_threads
 
-@jit
+load, store = loader("float64", "float64"), storer("float64")
+
+@kernel
 def number(counter, out, n_tasks, effort):
     while True:
         task = next_task(counter)
@@ -36,23 +41,23 @@ def number(counter, out, n_tasks, effort):
         value = 1.0 + min(task, 0)
         for _ in range(effort):
             value = 0.5 * value + 0.5  # takes 3 ns and stays 1
-        out[task] += task * value
+        store(out + 8 * task, load(out + 8 * task) + task * value)
 
-@jit
-def meet(counter, out, arrived):
+@kernel
+def meet(counter, arrived):
     next_task(arrived)
     for _ in range(2_000_000_000):
-        if next_task(out) >= 0 and arrived[0] >= 2:
+        if look(arrived) >= 2:
             break
 
 def numbers(n_tasks=100, effort=1000):
     out = np.zeros(n_tasks)
-    run(number, (out, n_tasks, effort), n_tasks)
+    run(number, (out.ctypes.data, n_tasks, effort), n_tasks)
     assert (out == np.arange(n_tasks)).all()
 
 def helper_joins():
     arrived = np.zeros(1, np.int64)
-    run(meet, (np.zeros(1, np.int64), arrived), 2)
+    run(meet, (arrived.ctypes.data,), 2)
     assert arrived[0] == 2
 """
 kernels = {}
@@ -60,23 +65,20 @@ exec(KERNELS, kernels)
 number, numbers, helper_joins = kernels["number"], kernels["numbers"], kernels["helper_joins"]
 
 
-@jit
+@kernel
 def fail(counter, n_tasks, bad):
     while True:
         task = next_task(counter)
         if task >= n_tasks:
             break
         if task >= bad:
-            raise ValueError("task")
+            release(allocate(1 << 60))
 
 
-OPEN = 1 << 60
-
-
-@jit
+@kernel
 def hold(counter, arrived, gate):
     next_task(arrived)
-    while next_task(gate) < OPEN:
+    while look(gate) == 0:
         pass
 
 
@@ -121,7 +123,7 @@ def test_every_task_is_done_once_by_any_number_of_threads(n, n_tasks):
 @pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin"])
 def test_the_next_task_is_taken_without_a_call(triple):
     take = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(lambda counter: next_task(counter))
-    take.compile((numba.int64[::1],))
+    take.compile((numba.int64,))
     (code,) = take.inspect_llvm().values()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -139,7 +141,7 @@ def test_a_helper_works_at_the_same_time():
 
 def test_a_caller_does_not_wait_for_a_busy_helper():
     arrived, gate = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    held = threading.Thread(target=run, args=(hold, (arrived, gate), 2))
+    held = threading.Thread(target=run, args=(hold, (arrived.ctypes.data, gate.ctypes.data), 2))
     held.start()
     while arrived[0] < 2:
         time.sleep(0.01)
@@ -147,7 +149,7 @@ def test_a_caller_does_not_wait_for_a_busy_helper():
     other.start()
     other.join(30)
     waits = other.is_alive()
-    gate[0] = OPEN
+    gate[0] = 1
     held.join()
     assert not waits
 
@@ -175,7 +177,7 @@ def test_eight_python_threads_at_once():
 @pytest.mark.parametrize("bad", [0, 3, 99])
 def test_errors_come_through_from_any_thread(bad):
     for _ in range(50):
-        with pytest.raises(ValueError, match="task"):
+        with pytest.raises(MemoryError):
             run(fail, (100, bad), 100)
     numbers()
 
@@ -185,32 +187,12 @@ def test_nothing_accumulates():
     gc.collect()
     references, objects = sys.getrefcount(out), len(gc.get_objects())
     for _ in range(2000):
-        run(number, (out, 4, 10), 4)
+        run(number, (out.ctypes.data, 4, 10), 4)
     assert (out == 2000 * np.arange(4)).all()
     assert sys.getrefcount(out) == references
     assert threading.active_count() <= threads + 1
     gc.collect()
     assert len(gc.get_objects()) < objects + 100
-
-
-@pytest.mark.parametrize("effort", [0, 20_000])
-def test_arrays_live_no_longer_than_the_call_even_if_it_fails(effort):
-    gc.disable()
-    try:
-        for _ in range(100):
-            out = np.zeros(8)
-            gone = weakref.ref(out)
-            run(number, (out, 8, effort), 8)
-            del out
-            assert gone() is None
-            error = np.zeros(1)
-            gone = weakref.ref(error)
-            with pytest.raises(IndexError):
-                run(lambda counter, array: array[1], (error,), 2)
-            del error
-            assert gone() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -237,14 +219,14 @@ def test_fork_while_other_threads_run_and_compile(python):
 import os, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 
-@jit
-def slow_to_compile(counter, out):
-    out[0] = np.sort(out)[0]
+@kernel
+def slow_to_compile(counter):
+    np.sort(np.zeros(3))
 
 set_num_threads(2)
 numbers()
 busy = [threading.Thread(target=numbers, args=(4, 100_000_000)),
-        threading.Thread(target=run, args=(slow_to_compile, (np.zeros(3),), 2))]
+        threading.Thread(target=run, args=(slow_to_compile, (), 2))]
 for thread in busy:
     thread.start()
 time.sleep(0.02)
@@ -254,7 +236,7 @@ if child == 0:
         assert get_num_threads() == 2
         helper_joins()
         numbers(3)
-        run(slow_to_compile, (np.zeros(3),), 2)
+        run(slow_to_compile, (), 2)
         os._exit(0)
     finally:
         os._exit(1)
@@ -284,7 +266,7 @@ for trial in range(400):
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
         try:
             while True:
-                run(number, (out, n_tasks, random.choice([0, 1000, 30_000])), n_tasks)
+                run(number, (out.ctypes.data, n_tasks, random.choice([0, 1000, 30_000])), n_tasks)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
