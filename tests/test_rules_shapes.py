@@ -171,15 +171,16 @@ def test_rule_04_length_before_head(backend):
     np.testing.assert_array_equal(sdpa(*pair, layout="LHE", backend=backend), sdpa(*pair, backend=backend))
 
 
-def test_rule_05_no_keys(backend):
-    q, k, v = qkv(S=0)
+@pytest.mark.parametrize("L", [5, 700])
+def test_rule_05_no_keys(backend, L):
+    q, k, v = qkv(L=L, S=0)
     for options in ({}, {"mask": Causal(), "query_offset": "end"}, {"mask": Causal(), "query_offset": "start"}):
         state = sdpa_state(q, k, v, backend=backend, **options)
-        np.testing.assert_array_equal(state.output, np.zeros((2, 6, 5, 8)))
-        np.testing.assert_array_equal(state.lse, np.full((2, 6, 5), -np.inf))
-        np.testing.assert_array_equal(sdpa(q, k, v, sink=3.0, backend=backend, **options), np.zeros((2, 6, 5, 8)))
-    np.testing.assert_array_equal(sdpa_state(q, k, v, backend=backend).with_sink(3.0).lse, np.full((2, 6, 5), 3.0))
-    assert sdpa_weights(q, k, backend=backend).shape == (2, 6, 5, 0)
+        np.testing.assert_array_equal(state.output, np.zeros((2, 6, L, 8)))
+        np.testing.assert_array_equal(state.lse, np.full((2, 6, L), -np.inf))
+        np.testing.assert_array_equal(sdpa(q, k, v, sink=3.0, backend=backend, **options), np.zeros((2, 6, L, 8)))
+    np.testing.assert_array_equal(sdpa_state(q, k, v, backend=backend).with_sink(3.0).lse, np.full((2, 6, L), 3.0))
+    assert sdpa_weights(q, k, backend=backend).shape == (2, 6, L, 0)
 
 
 EMPTY = [{"L": 0}, {"B": 0}, {"Hq": 0}, {"Ev": 0}, {"L": 0, "S": 0}, {"B": 0, "S": 0, "E": 0}]

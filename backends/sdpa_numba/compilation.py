@@ -92,15 +92,14 @@ def part(function):
 
 
 class Kernel:
-    """A compiled kernel: ``kernel(call)`` runs it, and code that calls it by `address` need not be Python's."""
+    """A compiled kernel: `dispatcher` runs a call from Python, the code at `address` from anywhere.
+
+    A call is known by its address, where its counter lies, then whether it failed, then the arguments.
+    """
 
     def __init__(self, dispatcher):
         self.dispatcher = dispatcher
         self._address = 0
-
-    def __call__(self, call):
-        """Run the kernel on the call at this address: a counter, whether it failed, and the arguments."""
-        self.dispatcher(call)
 
     @property
     def address(self):

@@ -72,26 +72,37 @@ def kernel(dtype, sizes):
     exp, tanh = elementary.functions(acc, lanes)
     pack_keys, _ = transposing(dtype, acc, acc, lanes)
     pack_values = value_packer(dtype, acc, lanes)
-    score_four, score_one = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
+    four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
+    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
     add, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
-        """Fill the rows of `t` with the scores of the keys of ``[low, high)``, counted from the block's first."""
-        row, column, panel = stride(a.key, 2), stride(a.key, 1), p.E * vector
-        for x in range(low - low % (PANELS * lanes), high, PANELS * lanes):
-            for y in range(x, min(x + PANELS * lanes, high), lanes):
-                count = min(lanes, p.S - j0 - y)
-                pack_keys(key + (j0 + y) * row, row, column, count, p.E, keys + (y - x) // lanes * panel, vector)
+        """Fill the rows of `t` with the scores of the keys of ``[low, high)``, counted from the block's first.
+
+        `low` is a multiple of the lanes. What lies in a panel that is not packed is never touched: numbers without a
+        leading one would cost a hundred cycles each.
+        """
+        row, column, panel, x = stride(a.key, 2), stride(a.key, 1), p.E * vector, low
+        while x < high:
+            panels = PANELS if x + PANELS * lanes <= high else 1
+            for y in range(0, panels):
+                first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
+                pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
             r, scale = 0, number(p.scale)
             while r < n:
+                rows = 4 if n - r >= 4 else 1
                 q, c = queries + r * p.E * size, t + (r * block + x) * size
-                if n - r >= 4:
-                    score_four(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                    r += 4
+                if rows == 4 and panels == PANELS:
+                    four_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                elif rows == 4:
+                    four_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                elif panels == PANELS:
+                    one_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
                 else:
-                    score_one(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                    r += 1
+                    one_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                r += rows
+            x += panels * lanes
 
     @part
     def adjust(p, rows, n, t, j0, low, high, complete):

@@ -111,7 +111,7 @@ def make_plan(problem: Any, want: frozenset[str], score_mod: Any, final: bool) -
     units, tiles = B * (problem.Hq // fold), -(-fold * L // lanes)
     strips = -(-tiles // STRIP)
     strip = -(-tiles // strips) if strips else 0
-    packed = strips * (group // fold) > 1
+    packed = strips * (group // fold) > 1 and S > 0
     block_bytes = sizes.block * (problem.E + problem.Ev + -problem.Ev % sizes.tile_rows) * size
     block_bytes += -block_bytes % 64 + 64
 

@@ -148,8 +148,11 @@ def functions(dtype, sizes, general, score_mod):
     @part
     def write_rows(p, a, b, tile):
         """Write the output and lse of a tile; its `factor` becomes what the weights are multiplied by."""
-        across = tile.vectors * vector
-        for r in range(tile.vectors * lanes):
+        across, zero = tile.vectors * vector, splat(number(0))
+        for v in range(0, across, vector):
+            z = load(tile.whole_z + v)
+            store(tile.factor + v, select(z == zero, zero, splat(one) / z))
+        for r in range(tile.vectors * lanes if a.sink or a.lse else 0):
             m, z = float(load_one(tile.whole_m + r * size)), float(load_one(tile.whole_z + r * size))
             ratio, top, total = finish(m, z, a.sink, at(tile.rows.h, r))
             store(tile.factor + r * size, number(ratio))
@@ -158,7 +161,6 @@ def functions(dtype, sizes, general, score_mod):
                 store(to, number(lse_of(top, total)))
         if a.out == 0:
             return
-        zero = splat(number(0))
         for v in range(0, across, vector):
             ratio, empty = load(tile.factor + v), load(tile.whole_z + v) == zero
             for to in range(tile.whole_sums + v, tile.whole_sums + v + p.Ev * across, across):
