@@ -7,6 +7,7 @@ from sdpa_ref.api import (
     sdpa_state,
     sdpa_vjp,
     sdpa_weights,
+    sdpa_with_vjp,
 )
 from sdpa_ref.biases import ALiBi, alibi_slopes
 from sdpa_ref.dropout import Dropout
@@ -77,6 +78,7 @@ __all__ = [
     "sdpa_state",
     "sdpa_vjp",
     "sdpa_weights",
+    "sdpa_with_vjp",
     "set_num_threads",
     "sinusoidal_positions",
     "unpatchify",

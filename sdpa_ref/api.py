@@ -1,5 +1,6 @@
 """The public functions: normalise and check, choose a backend, call it, return the caller's layout."""
 
+from collections.abc import Callable
 from typing import Any, Never
 
 from sdpa_ref import registry
@@ -310,9 +311,62 @@ def sdpa_vjp(
     if unknown:
         raise unknown_keyword(unknown)
     problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
-    incoming = problem.incoming(grad_output, grad_lse)
+    incoming = problem.differentiable().incoming(grad_output, grad_lse)
     gradients = registry.choose(problem, backend, "vjp").vjp(problem, *incoming)
     return to_caller(gradients, problem, query, key, value, bias, sink)
+
+
+def sdpa_with_vjp(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    query_offset: Any = None,
+    score_mod: ScoreMod | None = None,
+    dropout: Dropout | None = None,
+    layout: str = "HLE",
+    backend: str | None = None,
+    **unknown: Never,
+) -> tuple[Array, Callable[..., Gradients]]:
+    """Return attention and the function that gives its gradients, for which the forward pass is kept.
+
+    Parameters
+    ----------
+    query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, backend
+        As in `sdpa_vjp`; the backend is one that has gradients.
+
+    Returns
+    -------
+    output : array, shape (..., Hq, L, Ev)
+        As `sdpa` returns it.
+    vjp : callable
+        ``vjp(grad_output, grad_lse=None)`` returns the `Gradients`, as `sdpa_vjp` does; as often as it is called. Until
+        its last call neither the inputs nor the output may be written to: it holds them, and copies none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.array([[0.0], [1.0]])
+    >>> output, vjp = sdpa_with_vjp(query, key, value)
+    >>> output, vjp(2 * output).value.tolist()  # of the square of the output
+    (array([[0.5]]), [[0.5], [0.5]])
+    """
+    if unknown:
+        raise unknown_keyword(unknown)
+    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
+    solver = registry.choose(problem.differentiable(), backend, "vjp")
+    result = solver.forward(problem, _STATE)
+
+    def vjp(grad_output: Any, grad_lse: Any = None) -> Gradients:
+        incoming = problem.incoming(grad_output, grad_lse)
+        return to_caller(solver.vjp(problem, *incoming, result), problem, query, key, value, bias, sink)
+
+    return problem.to_caller(result.output), vjp
 
 
 def _into(out: Array, problem: Problem, output: Array) -> Array:

@@ -2,11 +2,12 @@
 
 from functools import reduce
 from numbers import Real
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind, module_of
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
@@ -48,7 +49,7 @@ def sizes(
 
 def canonical_view(view: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Return the view in the result type and shape; a copy only where type, byte order or alignment ask for it."""
-    if view.dtype != dtype or not view.flags.aligned:
+    if view.dtype != dtype or not is_aligned(view):
         view = view.astype(dtype)
     return view if view.shape == shape else np.broadcast_to(view, shape)
 
@@ -71,7 +72,7 @@ def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tu
             raise TypeError(f"bias must be {FLOATS}, got {array.dtype}")
         check_broadcast("bias", array.shape, batch, Hq, L, S)
         native = array.dtype.newbyteorder("=")
-        arrays.append(array if array.dtype == native and array.flags.aligned else array.astype(native))
+        arrays.append(array if array.dtype == native and is_aligned(array) else array.astype(native))
     return arrays, slopes
 
 
@@ -128,15 +129,32 @@ def soft_cap(value: Any) -> float:
     return cap
 
 
-def check_score_mod(score_mod: Any, shape: tuple[int, ...]) -> None:
-    """Raise the error of a `score_mod` that cannot be applied, after trying it on one score."""
+def checked_sizes(minimum: int = 1, /, **sizes: Any) -> dict[str, int]:
+    """Return the sizes as integers of at least the minimum."""
+    for name, size in sizes.items():
+        if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
+            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
+        if size < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {size}")
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape as a tuple of integers of at least 0."""
+    if not isinstance(shape, (tuple, list, np.ndarray)):
+        raise TypeError(f"shape must be a tuple of integers, got {type(shape).__name__}")
+    return tuple(checked_sizes(0, **{f"shape[{axis}]": size for axis, size in enumerate(shape)}).values())
+
+
+def check_score_mod(score_mod: Any, shape: tuple[int, ...], module: Any = np) -> None:
+    """Raise the error of a `score_mod` that cannot be applied, after trying it on one score of this library."""
     if not callable(score_mod):
         raise TypeError(f"score_mod must be a function f(s, b, h, i, j), got {type(score_mod).__name__}")
     if 0 in shape:
         return
     plain = getattr(score_mod, "py_func", score_mod)  # what Numba would first have to compile for arrays
     with np.errstate(all="ignore"):
-        result = as_array("the result of score_mod", plain(np.zeros((1, 1)), *np.zeros((4, 1, 1), np.int64)))
+        result = as_array("the result of score_mod", plain(module.zeros((1, 1)), *module.zeros((4, 1, 1), np.int64)))
     if not (is_float(result.dtype) or result.dtype.kind in "iu"):
         raise TypeError(f"score_mod must return real numbers, got {result.dtype}")
     if not broadcastable(result.shape, (1, 1)):
@@ -163,7 +181,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list
     if out.size and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
     for array in used:
-        if module.may_share_memory(out, array) and _overlap(module, out, array):
+        if kind(array) == kind(out) and _overlap(_addresses(out), _addresses(array)):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
 
 
@@ -177,8 +195,19 @@ def _overlaps_itself(array: Array) -> bool:
     return False
 
 
-def _overlap(module: Any, a: Array, b: Array) -> bool:
+def _overlap(a: Array, b: Array) -> bool:
     try:
-        return bool(module.shares_memory(a, b, max_work=10_000))
+        return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def _addresses(array: Array) -> Array:
+    """Return a NumPy array where a CuPy array lies, which nobody may read, to be asked about its memory."""
+    if kind(array) == "numpy":
+        return array
+    described = {
+        "shape": array.shape, "strides": array.strides, "typestr": f"|V{array.itemsize}",
+        "data": (array.data.ptr, True), "version": 3,
+    }  # fmt: skip
+    return np.asarray(SimpleNamespace(__array_interface__=described))

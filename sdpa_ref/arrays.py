@@ -18,6 +18,8 @@ def as_array(name: str, value: Any) -> Array:
         raise TypeError(f"{name} is a masked array, whose mask would be lost: pass value.data and mask=~value.mask")
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         return _from_dlpack(name, value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _from_device(name, value)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -36,6 +38,11 @@ def kind(array: Any) -> str:
 def module_of(kind: str) -> Any:
     """Return the library of these arrays, ``numpy`` or ``cupy``."""
     return np if kind == "numpy" else sys.modules["cupy"]
+
+
+def is_aligned(array: Array) -> bool:
+    """Return whether the numbers lie at multiples of their size, as all of CuPy do."""
+    return bool(getattr(array.flags, "aligned", True))
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -63,12 +70,7 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _from_dlpack(name: str, value: Any) -> Array:
     if int(value.__dlpack_device__()[0]) not in _CPU:
-        try:
-            import cupy
-
-            return cupy.from_dlpack(value)
-        except ImportError:
-            raise TypeError(f"{name} lives on a device; device arrays need CuPy, which is not installed") from None
+        return _from_device(name, value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         return _bfloat16(name, value.view(torch.int16))
@@ -79,6 +81,17 @@ def _from_dlpack(name: str, value: Any) -> Array:
             return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{name}: a {type(value).__module__} array that NumPy cannot take ({refused})") from None
+
+
+def _from_device(name: str, value: Any) -> Array:
+    try:
+        import cupy
+    except ImportError:
+        raise TypeError(f"{name} lives on a device; device arrays need CuPy, which is not installed") from None
+    try:
+        return cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else cupy.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as refused:
+        raise TypeError(f"{name} lives on a device, and CuPy cannot take it ({refused})") from None
 
 
 def _bfloat16(name: str, bits: Any) -> Array:

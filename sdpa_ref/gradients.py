@@ -1,5 +1,6 @@
 """Gradients as the caller passed the arguments: their shapes, types and layout."""
 
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,12 @@ class Gradients(NamedTuple):
 def to_caller(
     gradients: Gradients, problem: Problem, query: Any, key: Any, value: Any, bias: Any, sink: Any
 ) -> Gradients:
-    """Return canonical gradients, broadcast axes not yet summed, as the caller passed the arguments."""
+    """Return canonical gradients as the caller passed the arguments.
+
+    Broadcast axes are summed, unless they are summed already and have length 1. The gradient by the bias may be a
+    tuple: one for each array among the biases.
+    """
+    by_bias = iter(gradients.bias) if isinstance(gradients.bias, tuple) else repeat(gradients.bias)
 
     def for_input(gradient: Array, given: Any) -> Array:
         given = as_array("input", given)
@@ -40,9 +46,9 @@ def to_caller(
     def for_bias(given: Any) -> Array:
         if isinstance(given, tuple):
             return tuple(map(for_bias, given))
-        return (
-            None if given is None or isinstance(given, ALiBi) else _summed_to(gradients.bias, as_array("bias", given))
-        )
+        if given is None or isinstance(given, ALiBi):
+            return None
+        return _summed_to(next(by_bias), as_array("bias", given))
 
     return Gradients(
         for_input(gradients.query, query),
@@ -55,9 +61,10 @@ def to_caller(
 
 def _summed_to(gradient: Array, given: Array) -> Array:
     """Return the gradient summed over the axes along which `given` was broadcast, in its type."""
-    gradient = gradient.sum(tuple(range(gradient.ndim - given.ndim)))
-    axes = tuple(axis for axis, size in enumerate(given.shape) if size == 1 and gradient.shape[axis] != 1)
-    gradient = gradient.sum(axes, keepdims=True)
+    lead = gradient.ndim - given.ndim
+    axes = tuple(axis for axis, size in enumerate(given.shape, lead) if size == 1 and gradient.shape[axis] != 1)
+    if lead or axes:
+        gradient = gradient.sum((*range(lead), *axes), keepdims=True).reshape(given.shape)
     dtype = given.dtype.newbyteorder("=") if given.dtype.kind not in "iu" else np.dtype(np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return gradient.astype(dtype)
+        return gradient.astype(dtype, copy=False)

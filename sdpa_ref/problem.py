@@ -19,7 +19,17 @@ from sdpa_ref.arguments import (
     soft_cap,
     sum_of_biases,
 )
-from sdpa_ref.arrays import FLOATS, Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
+from sdpa_ref.arrays import (
+    FLOATS,
+    Array,
+    accumulation_dtype,
+    as_array,
+    is_aligned,
+    is_float,
+    kind,
+    module_of,
+    result_dtype,
+)
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.masks import Grid, Intervals, Mask, as_mask, place_queries, reduce_mask, walk
@@ -121,9 +131,9 @@ class Problem(NamedTuple):
         """Return the problem that these arguments state, or raise the error of the first that is wrong."""
         name = None
         if (
-            type(query) is np.ndarray
-            and type(key) is np.ndarray
-            and type(value) is np.ndarray
+            (type(query) is np.ndarray or kind(query) == "cupy")
+            and type(key) is type(query)
+            and type(value) is type(query)
             and bias is None
             and sink is None
             and out is None
@@ -134,18 +144,20 @@ class Problem(NamedTuple):
             and (softcap is None or type(softcap) is float)
             and (score_mod is None and (dropout is None or type(dropout) is Dropout))
         ):
-            name = (query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
+            name = (type(query), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
                     mask, scale, softcap, query_offset, dropout, layout)  # fmt: skip
             known = _known.get(name)
-            if known is not None and query.flags.aligned and key.flags.aligned and value.flags.aligned:
-                return known._with(query, key, value)
+            if known is not None and (
+                type(query) is not np.ndarray or (query.flags.aligned and key.flags.aligned and value.flags.aligned)
+            ):
+                return tuple.__new__(Problem, (query, key, value) + known)  # noqa: RUF005  # unpacking makes a list first
         problem = _state(
             query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
         )
         if name is not None and problem.as_given and problem.L <= _KNOWN_ROWS:
             if len(_known) >= _KNOWN:
                 _known.clear()
-            _known[name] = problem._with(None, None, None)
+            _known[name] = problem[3:]
         return problem
 
     @property
@@ -166,7 +178,7 @@ class Problem(NamedTuple):
         if self.rules:
             dense = True
             for rule in self.rules:
-                dense = dense & rule._keep(self.grid, self.first_row + i0, self.first_row + i1)
+                dense = dense & self.grid.held(rule, self.first_row + i0, self.first_row + i1)
             dense = np.broadcast_to(dense, shape)
         elif dense is not None:
             dense = dense[..., rows, :]
@@ -191,12 +203,16 @@ class Problem(NamedTuple):
             plans={},
         )
 
-    def incoming(self, grad_output: Any, grad_lse: Any) -> tuple[Array, Array]:
-        """Return the incoming gradients in canonical order, or raise the error of the first that is wrong."""
+    def differentiable(self) -> "Problem":
+        """Return the problem itself, or raise the error of a score_mod that nobody can differentiate."""
         if self.score_mod is not None and not callable(getattr(self.score_mod, "derivative", None)):
             raise NotImplementedError(
                 "gradients need the derivative of score_mod by s: set score_mod.derivative = f(s, b, h, i, j)"
             )
+        return self
+
+    def incoming(self, grad_output: Any, grad_lse: Any) -> tuple[Array, Array]:
+        """Return the incoming gradients in canonical order, or raise the error of the first that is wrong."""
         views: list[Array] = []
         for name, given, width in (("grad_output", grad_output, (self.Ev,)), ("grad_lse", grad_lse, ())):
             if given is None and name == "grad_lse":
@@ -223,7 +239,7 @@ class Problem(NamedTuple):
             return self.out
         empty = np.empty if self.kind == "numpy" else module_of(self.kind).empty
         if self.layout == "HLE":
-            return empty((*self.query.shape[:-1], self.Ev), self.dtype)
+            return empty(self.query.shape[:-1] + (self.Ev,), self.dtype)  # noqa: RUF005
         return empty((*self.batch, self.L, self.Hq, self.Ev), self.dtype).swapaxes(-2, -3)
 
     def to_caller(self, array: Array, *, rows_last: bool = False) -> Array:
@@ -234,12 +250,8 @@ class Problem(NamedTuple):
             return array
         return array.swapaxes(-1, -2) if rows_last else array.swapaxes(-2, -3)
 
-    def _with(self, query: Array, key: Array, value: Array) -> "Problem":
-        """Return this problem with other numbers."""
-        return tuple.__new__(Problem, (query, key, value, *self[3:]))
 
-
-_known: dict[Any, Problem] = {}  # problems without their arrays, by all that determines the rest
+_known: dict[Any, tuple[Any, ...]] = {}  # what follows query, key and value, by all that determines it
 _KNOWN = 256
 _KNOWN_ROWS = 4096  # a known problem holds a few numbers a row
 
@@ -267,7 +279,7 @@ def _state(
         check_sizes(mask, batch, Hq, L, S)
     biases, slopes = bias_parts(bias, batch, Hq, L, S)
     positions, origin, positional = place_queries(mask, query_offset, batch, L, S, alibi=slopes is not None)
-    grid = Grid(batch, Hq, L, S, positions, origin)
+    grid = Grid(batch, Hq, L, S, positions, origin, kind(given["query"]))
     intervals, arrays, rules = reduce_mask(mask, grid)
     if len(arrays) == 1 and not rules:
         dense = np.broadcast_to(arrays[0].array, grid.shape)
@@ -283,7 +295,7 @@ def _state(
     )
     canonical = {name: canonical_view(view, dtype, (*batch, *view.shape[-3:])) for name, view in views.items()}
     if score_mod is not None:
-        check_score_mod(score_mod, (*batch, Hq, L, S))
+        check_score_mod(score_mod, (*batch, Hq, L, S), module_of(grid.kind))
     if dropout is not None and not isinstance(dropout, Dropout):
         raise TypeError(f"dropout must be a Dropout(p, seed), got {type(dropout).__name__}")
     if out is not None:
@@ -294,7 +306,7 @@ def _state(
         added = [part for part in (bias if isinstance(bias, tuple) else (bias,)) if not isinstance(part, ALiBi)]
         used = [*given.values(), *masks, *(as_array("bias", part) for part in (*added, sink) if part is not None)]
         check_out(out, shape[1:] if headless else shape, dtype, used)
-        usable = "value" in given and out.flags.aligned  # else the result is copied into it
+        usable = "value" in given and is_aligned(out)  # else the result is copied into it
         out = heads_first(out, layout) if usable else None
     return Problem(
         query=canonical["query"],

@@ -87,7 +87,7 @@ def stages(problem: Problem) -> Stages:
     return Stages(raw, scaled, capped, score, keep, lse, weights, output)
 
 
-def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients:
+def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order and float64, those of broadcast inputs and bias not yet summed."""
     p, s = problem.rows(0, problem.L), stages(problem)
     q, k, v = _groups(_wide(p.query), p), _wide(p.key)[..., None, :, :], _wide(p.value)[..., None, :, :]

@@ -52,7 +52,10 @@ def load(name: str) -> ModuleType:
 def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleType:
     """Return the module that solves the problem: the named one and no other, or the first fit for the kind of array."""
     if name is None:
-        return _default(problem, task)
+        known: ModuleType | None = problem.plans.get(task)
+        if known is None:
+            known = problem.plans[task] = _default(problem, task)
+        return known
     if not isinstance(name, str):
         raise TypeError(f"backend must be a name or None, got {type(name).__name__}")
     backend = load(name)

@@ -82,3 +82,11 @@ def unknown_keyword(keywords: Mapping[str, Any], ours: tuple[str, ...] = OURS) -
     return TypeError(
         f"unknown keyword {name!r}; {f'did you mean {near[0]}=?' if near else 'there are ' + ', '.join(ours)}"
     )
+
+
+def only_ours(options: dict[str, Any], ours: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options, or raise the error of the first that is not ours."""
+    unknown = {name: option for name, option in options.items() if name not in ours}
+    if unknown:
+        raise unknown_keyword(unknown, ours)
+    return options

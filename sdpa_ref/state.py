@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arguments import sink_logits
+from sdpa_ref.arguments import checked_shape, checked_sizes, sink_logits
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
 
 
@@ -83,8 +83,9 @@ class AttentionState:
         [[-inf, -inf, -inf], [-inf, -inf, -inf]]
         """
         module, dtype = module_of(kind(like)), np.dtype(dtype).newbyteorder("=")
+        shape, width = checked_shape(shape), checked_sizes(0, Ev=Ev)["Ev"]
         lse = module.full(shape, -np.inf, accumulation_dtype(dtype))
-        return AttentionState(module.zeros((*lse.shape, Ev), dtype), lse, layout)
+        return AttentionState(module.zeros((*shape, width), dtype), lse, layout)
 
     def __add__(self, other: "AttentionState") -> "AttentionState":
         if not isinstance(other, AttentionState):
@@ -119,6 +120,7 @@ class AttentionState:
             raise ValueError("the sink is added once, and this state has one")
         heads = 1 if self.lse.ndim == 1 else self.lse.shape[-1 if self.layout == "LHE" else -2]
         logits = sink_logits(sink, heads, self.lse.dtype).astype(self.lse.dtype)
+        logits = module_of(kind(self.lse)).asarray(logits)
         if self.lse.ndim > 1 and self.layout == "HLE":
             logits = logits[:, None]
         lse, share, _ = _union(self.lse, logits)

@@ -18,6 +18,8 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 STAND_INS = {"broken", "picky", "missing"}  # they exist to fail
+OTHER_ARRAYS = {"cupy"}
+ON_REQUEST = {"arrays", "fibers"}  # by SDPA_TEST_REQUIRE; tests/gpu holds all of these to the laws
 REQUIRED = set(filter(None, os.environ.get("SDPA_TEST_REQUIRE", "").split(",")))
 
 
@@ -31,7 +33,7 @@ def usable(name):
     return pytest.param(name)
 
 
-BACKENDS = [usable(name) for name in sdpa_ref.names() if name not in STAND_INS]
+BACKENDS = [usable(name) for name in sdpa_ref.names() if name not in STAND_INS | OTHER_ARRAYS | (ON_REQUEST - REQUIRED)]
 
 
 def pytest_generate_tests(metafunc):

@@ -142,6 +142,7 @@ def test_mask_means_what_python_means(capsys, text):
         ("Größe(1) & Causl()", "unknown mask 'Größe'", "Größe"),
         ("Causal() & Window(3, 0", "'(' was never closed", "("),
         ("Causal() &", "the mask is not complete", ""),
+        (f"KeyLengths({'[' * 40}1{']' * 40})", "more than 16 lists within one another", f"{'[' * 23}1{']' * 23}"),
         ("~" * 150 + "Causal()", "more than 100 operators within one another", None),
     ],
 )

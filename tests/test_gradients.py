@@ -107,6 +107,23 @@ def test_gradients_are_linear_in_what_comes_in(gradient_backend, case):
         assert_near(z, 2 * x - y, *(getattr(of, name) for of in (of_a, of_a, of_b, of_c)))
 
 
+@given(case=cases(**DIFFERENTIABLE | {"dtype": st.sampled_from(DTYPES)}))
+def test_output_and_gradients_in_one_are_those_of_two_calls(gradient_backend, case):
+    output, vjp = sr.sdpa_with_vjp(*case.arrays, **case.options, backend=gradient_backend)
+    assert_same_bits(output, attend(gradient_backend, case))
+    rng = generator(case)
+    one, two = rng.standard_normal((2, *output.shape)).astype(output.dtype)
+    two_lse = rng.standard_normal(output.shape[:-1])
+    for grads in ((one,), (two, two_lse), (one,)):
+        named = dict(zip(("grad_output", "grad_lse"), grads, strict=False))
+        expected = sr.sdpa_vjp(*case.arrays, **named, **case.options, backend=gradient_backend)
+        for got, right in zip(vjp(*grads), expected, strict=True):
+            pairs = zip(got, right, strict=True) if isinstance(right, tuple) else [(got, right)]
+            for array, other in pairs:
+                assert (array is None) == (other is None)
+                assert array is None or assert_same_bits(array, other) is None
+
+
 BY_ARRAYS = {"score_mod": False, "dropout": 0.0, "layout": "HLE", "bias": st.sampled_from([(), ("array",), ("holes",)])}
 
 

@@ -1,5 +1,6 @@
 """Rule 30 of the semantics: weights are drawn, loaded and saved under PyTorch's names."""
 
+import re
 import subprocess
 import sys
 
@@ -144,6 +145,13 @@ def test_rule_30_files_that_are_wrong(tmp_path):
     Embedding(3, 2).save(path)
     with pytest.raises(ValueError, match=r"weights\.safetensors: AttentionHead cannot take(.|\n)*unexpected: weight"):
         AttentionHead.load(path)
+
+
+def test_rule_30_saving_into_no_folder(tmp_path):
+    path = tmp_path / "none" / "weights.safetensors"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"cannot save {path}: there is no folder {path.parent}")):
+        Linear(3, 2).save(path)
+    assert not path.parent.exists()
 
 
 def test_rule_30_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):

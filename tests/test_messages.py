@@ -26,6 +26,7 @@ from sdpa_ref import (
     sdpa_state,
     sdpa_vjp,
     sdpa_weights,
+    sdpa_with_vjp,
 )
 
 Q, K, V = qkv(np.float32)
@@ -143,6 +144,10 @@ OBJECTS = {
     "no seed": (lambda: Dropout(0.1), TypeError, "seed"),
     "float seed": (lambda: Dropout(0.1, 1.0), TypeError, "seed must be an integer, got float"),
     "long seed": (lambda: Dropout(0.1, 2**64), ValueError, r"seed must be in \[0, 2\*\*64\), got 18446744073709551616"),
+    "negative state": (lambda: AttentionState.empty((2, -3), 4), ValueError, r"shape\[1\] must be at least 0, got -3"),
+    "half a state": (lambda: AttentionState.empty((2.5,), 4), TypeError, r"shape\[0\] must be an integer, got float"),
+    "state of no shape": (lambda: AttentionState.empty(3, 4), TypeError, "shape must be a tuple of integers, got int"),
+    "state of negative width": (lambda: AttentionState.empty((3,), -4), ValueError, "Ev must be at least 0, got -4"),
     "state of other shapes": (lambda: AttentionState(Q, Q), ValueError, "lse must have the shape of output without"),
     "integer state": (lambda: AttentionState(Q.astype(int), Q[..., 0]), TypeError, "output must be float, got int64"),
     "state layout": (lambda: AttentionState(Q, Q[..., 0], "EHL"), ValueError, "layout must be"),
@@ -176,6 +181,7 @@ def test_keyword_of_another_library_shows_our_spelling(backend, keyword):
         (sdpa_state, (Q, K, V)),
         (sdpa_weights, (Q, K)),
         (sdpa_vjp, (Q, K, V, grad)),
+        (sdpa_with_vjp, (Q, K, V)),
     ):
         with pytest.raises(TypeError, match=f"unknown keyword '{keyword}'.*{THEIRS[keyword]}"):
             function(*arrays, backend=backend, **{keyword: None})

@@ -11,7 +11,18 @@ import pytest
 from naive import agree, qkv
 
 import sdpa_ref
-from sdpa_ref import Causal, Dropout, KeyLengths, Window, sdpa, sdpa_stages, sdpa_state, sdpa_vjp, sdpa_weights
+from sdpa_ref import (
+    Causal,
+    Dropout,
+    KeyLengths,
+    Window,
+    sdpa,
+    sdpa_stages,
+    sdpa_state,
+    sdpa_vjp,
+    sdpa_weights,
+    sdpa_with_vjp,
+)
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -97,6 +108,7 @@ def test_rule_19_errors_do_not_depend_on_the_backend_and_come_before_work(backen
             lambda name=name: sdpa(q, k, v, backend=name, **wrong),
             lambda name=name: sdpa_weights(q, k, backend=name, **wrong),
             lambda name=name: sdpa_vjp(q, k, v, np.ones((2, 6, 5, 8), np.float32), backend=name, **wrong),
+            lambda name=name: sdpa_with_vjp(q, k, v, backend=name, **wrong),
         ):
             with pytest.raises((TypeError, ValueError)) as caught:
                 call()
@@ -143,6 +155,8 @@ def test_rule_20_unsupported_problem_says_why():
         sdpa(*qkv(), backend="picky")
     with pytest.raises(NotImplementedError, match=r"'picky'.*no gradients"):
         sdpa_vjp(*qkv(), np.ones((2, 6, 5, 8)), backend="picky")
+    with pytest.raises(NotImplementedError, match=r"'picky'.*no gradients"):
+        sdpa_with_vjp(*qkv(), backend="picky")
 
 
 def test_rule_20_named_backend_is_never_replaced(monkeypatch):

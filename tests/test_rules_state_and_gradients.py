@@ -21,6 +21,7 @@ from sdpa_ref import (
     sdpa,
     sdpa_state,
     sdpa_vjp,
+    sdpa_with_vjp,
 )
 
 
@@ -258,3 +259,5 @@ def test_rule_24_one_visible_key(gradient_backend):
 def test_rule_24_score_mod_needs_its_derivative(gradient_backend):
     with pytest.raises(NotImplementedError, match=r"score_mod\.derivative"):
         sdpa_vjp(*qkv(), np.ones((2, 6, 5, 8)), score_mod=lambda s, b, h, i, j: s, backend=gradient_backend)
+    with pytest.raises(NotImplementedError, match=r"score_mod\.derivative"):
+        sdpa_with_vjp(*qkv(), score_mod=lambda s, b, h, i, j: s, backend=gradient_backend)

@@ -9,7 +9,7 @@ from sdpa_ref.problem import Problem, Result
 
 from .ahead import details, warmup
 from .gradients import differentiate
-from .plan import make_plan, missing_features
+from .plan import Plan, make_plan, missing_features
 from .strips import compiled, forward_in_strips
 from .threads import run
 
@@ -46,7 +46,7 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
 
 def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
     """Return what is wanted of a problem that the kernels take as it is; `final`: its bias holds the scores."""
-    plan = problem.plans.get(("numba", want))
+    plan: Plan | None = problem.plans.get(("numba", want))
     if plan is None:
         plan = problem.plans["numba", want] = make_plan(problem, want, score_mod, final)
     query, key, value = problem.query, problem.key, problem.value
@@ -64,12 +64,9 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     if lse is not None or not plan.bare:
         intervals = problem.intervals or (None, None, None)
         options = (problem.dense, problem.bias, problem.slopes, problem.positions, problem.sink)
-        others = np.array([address(array) for array in (lse, weights, *intervals, *options)], np.int64)
-    arguments = (plan.address, start, id(query), id(key), address(value), address(output), address(others))
+        arrays = (lse, weights, *intervals, *options)
+        others = np.array([0 if array is None else id(array) for array in arrays], np.int64)
+    out, more = 0 if output is None else id(output), 0 if others is None else id(others)
+    arguments = (plan.address, start, id(query), id(key), 0 if value is None else id(value), out, more)
     run(plan.kernel, arguments, plan.tasks, alone=plan.alone)
     return Result(output, lse, weights)
-
-
-def address(array: Any) -> int:
-    """Return what kernels know an array by, 0 for None."""
-    return 0 if array is None else id(array)

@@ -14,6 +14,7 @@ from sdpa_ref.problem import Problem, Result
 
 from .plan import in_range
 
+Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
 PRODUCT_ROWS = 16
 
@@ -66,7 +67,18 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
 
 
 def with_scores(problem: Problem, product: int) -> Problem:
-    """Return `problem` with the scores that the user's function makes in the place of all that leads to them.
+    """Return `problem` with the scores that the user's function makes in the place of all that leads to them."""
+    _, s, keep = scores(problem, product)
+    with np.errstate(all="ignore"):
+        s = applied(problem, problem.score_mod, s)
+    return problem._replace(
+        query=problem.query[..., :0], key=problem.key[..., :0], E=0, scale=1.0, softcap=None, bias=s, slopes=None,
+        positions=None, dense=keep, score_mod=None, plans={},
+    )  # fmt: skip
+
+
+def scores(problem: Problem, product: int) -> tuple[Array, Array, Array]:
+    """Return the scores after the soft cap, those for the user's function, and what is kept (None for all).
 
     Matrix products take so many rows each, whatever the batch, as their number can show in the last bits.
     """
@@ -81,19 +93,20 @@ def with_scores(problem: Problem, product: int) -> Problem:
         s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(scale)
         if softcap is not None:
             s = np.tanh(s / acc.type(softcap)) * acc.type(softcap)
-        keep: Any = True if problem.dense is None else problem.dense
+        capped, keep = s, problem.dense
         if problem.bias is not None:
             bias, largest = problem.bias.astype(np.float64), float(np.finfo(acc).max)
-            keep = keep & (bias != -np.inf)
-            s += np.where(np.isfinite(bias), np.clip(bias, -largest, largest), bias).astype(acc)
+            keep = (bias != -np.inf) & (True if keep is None else keep)
+            s = s + np.where(np.isfinite(bias), np.clip(bias, -largest, largest), bias).astype(acc)
         if problem.slopes is not None:
             distance = np.abs(problem.positions[..., None, :, None] - np.arange(problem.S))
-            s -= (problem.slopes[:, None, None] * distance).astype(acc)
-        first = problem.first_row
-        indices = np.ogrid[: problem.B, : problem.Hq, first : first + problem.L, : problem.S]
-        s = problem.score_mod(s.reshape(problem.B, *shape[-3:]), *indices)  # type: ignore[misc]
-        s = np.broadcast_to(np.asarray(s, acc), (problem.B, *shape[-3:])).reshape(shape)
-    return problem._replace(
-        query=q[..., :0], key=k[..., :0], E=0, scale=1.0, softcap=None, bias=s, slopes=None, positions=None,
-        dense=None if keep is True else np.broadcast_to(keep, shape), score_mod=None, plans={},
-    )  # fmt: skip
+            s = s - (problem.slopes[:, None, None] * distance).astype(acc)
+    return capped, s, keep
+
+
+def applied(problem: Problem, function: Any, s: Array) -> Array:
+    """Return what a function of the user makes of the scores."""
+    first, plain = problem.first_row, (problem.B, *s.shape[-3:])
+    indices = np.ogrid[: problem.B, : problem.Hq, first : first + problem.L, : problem.S]
+    made = function(s.reshape(plain), *indices)
+    return np.broadcast_to(np.asarray(made, s.dtype), plain).reshape(s.shape)

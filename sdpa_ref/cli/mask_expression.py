@@ -25,6 +25,7 @@ MASKS: dict[str, type[masks.Mask]] = {
     )
 }
 _DEEPEST = 100  # operators within operators; what walks through a mask calls itself for each
+_MOST_AXES = 16  # of a list; the masks add some, and NumPy ends at 32
 
 
 class _Wrong(Exception):
@@ -125,13 +126,15 @@ def _call(mask: type[masks.Mask], node: ast.Call) -> masks.Mask:
         raise _Wrong(str(error).removeprefix("mask: "), node) from None
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, depth: int = 0) -> Any:
     """Return the integer, None, or list of integers."""
+    if depth > _MOST_AXES:
+        raise _Wrong(f"more than {_MOST_AXES} lists within one another", node)
     match node:
         case ast.Constant(value) if value is None or type(value) is int:
             return value
         case ast.UnaryOp(ast.USub(), ast.Constant(value)) if type(value) is int:
             return -value
         case ast.List(items) | ast.Tuple(items):
-            return [_value(item) for item in items]
+            return [_value(item, depth + 1) for item in items]
     raise _Wrong("expected an integer, None or a list of integers here", node)

@@ -1,6 +1,7 @@
 """Layers over `sdpa_ref.sdpa` that load what the PyTorch modules with the same attribute names save."""
 
 from sdpa_ref.layers.attention import AttentionHead, MultiHeadAttention
+from sdpa_ref.layers.gradients import LayerGradients
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1, Linear
 from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
@@ -11,6 +12,7 @@ __all__ = [
     "Conv1x1",
     "Embedding",
     "Layer",
+    "LayerGradients",
     "Linear",
     "MultiHeadAttention",
     "SpatialAttention",

@@ -1,20 +1,23 @@
 """Attention with learned projections: one head, and several."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never, Self
 
 import numpy as np
 
-from sdpa_ref.api import sdpa, sdpa_weights
+from sdpa_ref.api import sdpa, sdpa_weights, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.dropout import Dropout
+from sdpa_ref.gradients import Gradients
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
 from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
-from sdpa_ref.spelling import unknown_keyword
+from sdpa_ref.spelling import only_ours, unknown_keyword
 
 _PROJECTIONS = ("query", "key", "value")
+_OPTIONS = ("mask", "bias", "query_offset", "dropout", "backend")
 _FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
 _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
 
@@ -92,11 +95,27 @@ class AttentionHead(Layer):
             After dropout where it is given.
         """
         if unknown:
-            raise unknown_keyword(unknown, ("mask", "bias", "query_offset", "dropout", "backend"))
+            raise unknown_keyword(unknown, _OPTIONS)
         options = {"mask": mask, "bias": bias, "query_offset": query_offset, "dropout": dropout, "backend": backend}
-        query, key, value = (projected[..., None, :, :] for projected in _project(self, x, context))
+        (query, key, value), _ = self._heads(x, context)
         output, weights = sdpa(query, key, value, **options), sdpa_weights(query, key, **options)
         return output[..., 0, :, :], weights[..., 0, :, :]
+
+    def value_and_vjp(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Vjp]:
+        """Return the attention output, and the function that gives its gradients: see `MultiHeadAttention`."""
+        options = only_ours(options, _OPTIONS)
+        heads, to_tokens = self._heads(x, context)
+        output, to_heads = sdpa_with_vjp(*heads, **options)
+        output = output[..., 0, :, :]
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            return to_tokens(to_heads(checked_gradient(grad_value, output.shape)[..., None, :, :]))
+
+        return output, vjp
+
+    def _heads(self, x: Any, context: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
+        """Return query, key and value, ``(..., 1, length, E)``, and what takes their gradients to the tokens."""
+        return _project(self, x, context, lambda y: y[..., None, :, :])
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -188,11 +207,38 @@ class MultiHeadAttention(Layer):
         array, shape (..., L, hidden_size)
             In the common type of inputs and weights.
         """
-        if unknown:
-            raise unknown_keyword(unknown, ("mask", "bias", "query_offset", "dropout", "backend"))
-        output = sdpa(*self._heads(x, context), mask=mask, bias=bias, query_offset=query_offset, dropout=dropout,
-                      layout="LHE", backend=backend)  # fmt: skip
-        return self.output(output.reshape(*output.shape[:-2], self.hidden_size))
+        options = {"mask": mask, "bias": bias, "query_offset": query_offset, "dropout": dropout, "backend": backend}
+        return self._attend(sdpa_alone, x, context, options | unknown)[0]
+
+    def value_and_vjp(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Vjp]:
+        """Return the output, the same bits as a call, and the function that gives its gradients.
+
+        Parameters
+        ----------
+        x, context, **options
+            As in a call of the layer; the backend is one that has gradients.
+
+        Returns
+        -------
+        value : array, shape (..., L, hidden_size)
+        vjp : callable
+            ``vjp(grad_value)`` returns the `LayerGradients` for the gradient by the value; as often as it is called.
+            Until its last call neither the arguments nor the weights may be written to: it holds them, and copies none.
+
+        Examples
+        --------
+        A step of gradient descent. What `state_dict` returns are the layer's own arrays, to be changed in place:
+
+        >>> layer = MultiHeadAttention(48, num_heads=4, rng=0)
+        >>> x = np.ones((2, 5, 48), np.float32)
+        >>> value, vjp = layer.value_and_vjp(x)
+        >>> gradients = vjp(2 * value)  # of the sum of squares
+        >>> for name, weight in layer.state_dict().items():
+        ...     weight -= 0.001 * gradients.weights[name]
+        >>> bool((layer(x) ** 2).sum() < (value**2).sum()), gradients.x.shape
+        (True, (2, 5, 48))
+        """
+        return self._attend(sdpa_with_vjp, x, context, options)
 
     def with_weights(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Array]:
         """Return the output, the same bits as without, and the attention weights.
@@ -209,13 +255,28 @@ class MultiHeadAttention(Layer):
             After dropout where it is given.
         """
         output = self(x, context, **options)
-        query, key, _ = self._heads(x, context)
+        (query, key, _), _ = self._heads(x, context)
         return output, sdpa_weights(query, key, layout="LHE", **options)
 
-    def _heads(self, x: Any, context: Any) -> tuple[Array, ...]:
-        """Return query, key and value, ``(..., length, H, E)``."""
+    def _attend(self, attend: Callable[..., Any], x: Any, context: Any, options: dict[str, Any]) -> tuple[Array, Vjp]:
+        """Return the output, and the function of its gradients, which `attend` must give for attention."""
+        options = only_ours(options, _OPTIONS)
+        heads, to_tokens = self._heads(x, context)
+        attended, to_heads = attend(*heads, layout="LHE", **options)
+        shape = attended.shape
+        value, to_attended = self.output.value_and_vjp(attended.reshape(*shape[:-2], self.hidden_size))
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            output = to_attended(grad_value)
+            tokens = to_tokens(to_heads(output.x.reshape(shape)))
+            return tokens._replace(weights=tokens.weights | of_parts(output=output))
+
+        return value, vjp
+
+    def _heads(self, x: Any, context: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
+        """Return query, key and value, ``(..., length, H, E)``, and what takes their gradients to the tokens."""
         width = self.hidden_size // self.num_heads
-        return tuple(y.reshape(*y.shape[:-1], self.num_heads, width) for y in _project(self, x, context))
+        return _project(self, x, context, lambda y: y.reshape(*y.shape[:-1], self.num_heads, width))
 
     def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
         hidden_size, num_heads = sizes["hidden_size"], sizes["num_heads"]
@@ -224,13 +285,23 @@ class MultiHeadAttention(Layer):
         super()._fill(arrays, sizes)
 
 
-def _project(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array, Array]:
-    """Return query, key and value, ``(..., length, width)``."""
+def _project(
+    layer: AttentionHead | MultiHeadAttention, x: Any, context: Any, split: Callable[[Array], Array]
+) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
+    """Return query, key and value, split into heads, and the function that takes their gradients to the tokens."""
     x = checked_input("x", x, "L hidden_size", hidden_size=layer.hidden_size)
-    if context is None:
-        context = x
-    context = checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
-    return layer.query(x), layer.key(context), layer.value(context)
+    alone = context is None
+    context = x if alone else checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
+    projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
+
+    def vjp(heads: Gradients) -> LayerGradients:
+        query, key, value = (
+            to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)
+        )
+        weights, total = of_parts(query=query, key=key, value=value), key.x + value.x
+        return LayerGradients(query.x + total if alone else query.x, None if alone else total, weights, heads.bias)
+
+    return [split(y) for y, _ in projected], vjp
 
 
 def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from sdpa_ref.arguments import checked_sizes
 from sdpa_ref.arrays import Array
-from sdpa_ref.layers.weights import Axes, checked_sizes, checked_weights, float_dtype, read, safetensors, shape_of
+from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, read, safetensors, shape_of
 
 
 class Layer:
@@ -99,6 +100,8 @@ class Layer:
         from uuid import uuid4
 
         path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot save {path}: there is no folder {path.parent}")
         unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
         contiguous = {  # the format's writer copies memory as it lies
             name: np.ascontiguousarray(array, array.dtype.newbyteorder("="))
@@ -116,6 +119,8 @@ class Layer:
 
     def _draw(self, rng: Any, dtype: Any, bias: bool, **sizes: int) -> None:
         """Fill a new layer with weights as PyTorch draws them: uniform within 1 / sqrt(fan_in)."""
+        if not isinstance(bias, (bool, np.bool_)):
+            raise TypeError(f"bias must be True or False, got {type(bias).__name__}")
         sizes, dtype, rng = checked_sizes(**sizes), float_dtype(dtype), np.random.default_rng(rng)
         arrays = {}
         for name, axes in {**self._weights, **(self._biases if bias else {})}.items():

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sdpa_ref.arrays import Array, accumulation_dtype, result_dtype
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, affine, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
 
@@ -57,11 +58,24 @@ class Linear(Layer):
 
     def __call__(self, x: Any) -> Array:
         """Return the map of `x`, ``(..., in_features)`` to ``(..., out_features)``."""
-        x = checked_input("x", x, "in_features", in_features=self.in_features)
-        dtype, x, weight, bias = _widened(x, self.weight, self.bias)
+        return self.value_and_vjp(x)[0]
+
+    def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
+        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
+        given = checked_input("x", x, "in_features", in_features=self.in_features)
+        dtype, x, weight, bias = _widened(given, self.weight, self.bias)
         with np.errstate(all="ignore"):
             y = x @ weight.T
-            return (y if bias is None else y + bias).astype(dtype, copy=False)
+            y = (y if bias is None else y + bias).astype(dtype, copy=False)
+        shape = y.shape
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            with np.errstate(all="ignore"):
+                grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False)
+                weights = affine(self, x.reshape(-1, self.in_features), grad.reshape(-1, self.out_features))
+                return LayerGradients(like(grad @ weight, given), None, weights)
+
+        return y, vjp
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -101,12 +115,25 @@ class Conv1x1(Layer):
 
     def __call__(self, x: Any) -> Array:
         """Return the map of `x`, ``(..., in_channels, h, w)`` to ``(..., out_channels, h, w)``."""
-        x = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)
-        dtype, x, weight, bias = _widened(x, self.weight[:, :, 0, 0], self.bias)
+        return self.value_and_vjp(x)[0]
+
+    def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
+        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
+        given = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)
+        dtype, x, weight, bias = _widened(given, self.weight[:, :, 0, 0], self.bias)
         *lead, channels, h, w = x.shape
+        x, shape = x.reshape(*lead, channels, h * w), (*lead, self.out_channels, h, w)
         with np.errstate(all="ignore"):
-            y = (weight @ x.reshape(*lead, channels, h * w)).reshape(*lead, self.out_channels, h, w)
-            return (y if bias is None else y + bias[:, None, None]).astype(dtype, copy=False)
+            y = (weight @ x).reshape(shape)
+            y = (y if bias is None else y + bias[:, None, None]).astype(dtype, copy=False)
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            with np.errstate(all="ignore"):
+                grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False).reshape(*shape[:-2], h * w)
+                weights = affine(self, *(np.moveaxis(a, -2, -1).reshape(-1, a.shape[-2]) for a in (x, grad)))
+                return LayerGradients(like(weight.T @ grad, given), None, weights)
+
+        return y, vjp
 
 
 def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:

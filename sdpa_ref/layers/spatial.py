@@ -1,17 +1,21 @@
 """Attention over images: between the positions of a feature map, and images as rows of patches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never
 
 import numpy as np
 
-from sdpa_ref.api import sdpa, sdpa_weights
+from sdpa_ref.api import sdpa_weights, sdpa_with_vjp
+from sdpa_ref.arguments import checked_shape, checked_sizes
 from sdpa_ref.arrays import Array
 from sdpa_ref.dropout import Dropout
+from sdpa_ref.gradients import Gradients
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1
-from sdpa_ref.layers.weights import Axes, checked_input, checked_sizes
-from sdpa_ref.spelling import unknown_keyword
+from sdpa_ref.layers.weights import Axes, checked_input
+from sdpa_ref.spelling import only_ours
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -88,11 +92,12 @@ class SpatialAttention(Layer):
         array, shape (..., dim, h, w)
             In the common type of input and weights.
         """
-        if unknown:
-            raise unknown_keyword(unknown, ("mask", "bias", "dropout", "backend"))
-        query, key, value = self._heads(x)
-        output = sdpa(query, key, value, mask=mask, bias=bias, dropout=dropout, backend=backend).swapaxes(-1, -2)
-        return self.to_out(output.reshape(*output.shape[:-3], self.heads * self.dim_head, *np.shape(x)[-2:]))
+        options = {"mask": mask, "bias": bias, "dropout": dropout, "backend": backend}
+        return self._attend(sdpa_alone, x, options | unknown)[0]
+
+    def value_and_vjp(self, x: Any, **options: Any) -> tuple[Array, Vjp]:
+        """Return the output, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
+        return self._attend(sdpa_with_vjp, x, options)
 
     def with_weights(self, x: Any, **options: Any) -> tuple[Array, Array]:
         """Return the output, the same bits as without, and the attention weights.
@@ -109,15 +114,38 @@ class SpatialAttention(Layer):
             After dropout where it is given.
         """
         output = self(x, **options)
-        query, key, _ = self._heads(x)
+        (query, key, _), _ = self._heads(x)
         return output, sdpa_weights(query, key, **options)
 
-    def _heads(self, x: Any) -> tuple[Array, Array, Array]:
-        """Return query, key and value, ``(..., heads, h * w, dim_head)``."""
-        x = checked_input("x", x, "dim h w", dim=self.dim)
-        *lead, _, h, w = x.shape
-        qkv = self.to_qkv(x).reshape(*lead, 3, self.heads, self.dim_head, h * w).swapaxes(-1, -2)
-        return qkv[..., 0, :, :, :], qkv[..., 1, :, :, :], qkv[..., 2, :, :, :]
+    def _attend(self, attend: Callable[..., Any], x: Any, options: dict[str, Any]) -> tuple[Array, Vjp]:
+        """Return the output, and the function of its gradients, which `attend` must give for attention."""
+        options = only_ours(options, ("mask", "bias", "dropout", "backend"))
+        heads, to_map = self._heads(x)
+        attended, to_heads = attend(*heads, **options)
+        channels = attended.swapaxes(-1, -2)
+        shape = channels.shape
+        joined = channels.reshape(*shape[:-3], self.heads * self.dim_head, *np.shape(x)[-2:])
+        value, to_attended = self.to_out.value_and_vjp(joined)
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            out = to_attended(grad_value)
+            of_heads = to_heads(out.x.reshape(shape).swapaxes(-1, -2))
+            qkv = to_map(of_heads)
+            return LayerGradients(qkv.x, None, of_parts(to_qkv=qkv, to_out=out), of_heads.bias)
+
+        return value, vjp
+
+    def _heads(self, x: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
+        """Return query, key and value, ``(..., heads, h * w, dim_head)``, and what takes their gradients to the map."""
+        qkv, to_map = self.to_qkv.value_and_vjp(checked_input("x", x, "dim h w", dim=self.dim))
+        *lead, channels, h, w = qkv.shape
+
+        def vjp(heads: Gradients) -> LayerGradients:
+            together = np.stack(heads[:3], -4).swapaxes(-1, -2)
+            return to_map(together.reshape(*lead, channels, h, w))
+
+        tokens = qkv.reshape(*lead, 3, self.heads, self.dim_head, h * w).swapaxes(-1, -2)
+        return [tokens[..., part, :, :, :] for part in range(3)], vjp
 
 
 def patchify(image: Any, patch: int) -> Array:
@@ -172,6 +200,7 @@ def unpatchify(tokens: Any, shape: tuple[int, ...], patch: int) -> Array:
     array([[0, 1, 2, 3],
            [4, 5, 6, 7]])
     """
+    shape = checked_shape(shape)
     if len(shape) < 3:
         raise ValueError(f"shape must be that of the image, (..., h, w, channels), got {shape}")
     *lead, h, w, channels = shape

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sdpa_ref.arrays import Array, as_array
+from sdpa_ref.arguments import checked_sizes
+from sdpa_ref.arrays import Array, accumulation_dtype, as_array
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
-from sdpa_ref.layers.weights import Axes, checked_sizes, float_dtype
+from sdpa_ref.layers.weights import Axes, float_dtype
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -59,13 +61,25 @@ class Embedding(Layer):
         -------
         array, shape (..., width)
         """
+        return self.value_and_vjp(ids)[0]
+
+    def value_and_vjp(self, ids: Any) -> tuple[Array, Vjp]:
+        """Return the vectors of these entries, and the function that gives the gradients by all vectors."""
         ids = as_array("ids", ids)
         if ids.dtype.kind not in "iu":
             raise TypeError(f"ids must be integers, got {ids.dtype}")
         wrong = ids[(ids < 0) | (ids >= self.num_embeddings)]
         if wrong.size:
             raise ValueError(f"ids must be in [0, {self.num_embeddings}), got {wrong[0]}")
-        return self.weight[ids]
+
+        def vjp(grad_value: Any) -> LayerGradients:
+            grad = checked_gradient(grad_value, (*ids.shape, self.width))
+            total = np.zeros_like(self.weight, accumulation_dtype(self.weight.dtype))
+            with np.errstate(all="ignore"):
+                np.add.at(total, ids, grad.astype(total.dtype, copy=False))
+                return LayerGradients(None, None, {"weight": like(total, self.weight)})
+
+        return self.weight[ids], vjp
 
 
 def sinusoidal_positions(L: int, width: int, *, dtype: Any = np.float32) -> Array:

@@ -65,16 +65,6 @@ def _told(shapes: list[tuple[str, tuple[int, ...]]], given: Mapping[str, int]) -
     return {size: counter.most_common(1)[0][0] for size, counter in votes.items()}
 
 
-def checked_sizes(minimum: int = 1, /, **sizes: Any) -> dict[str, int]:
-    """Return the sizes as integers of at least the minimum."""
-    for name, size in sizes.items():
-        if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
-            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-        if size < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {size}")
-    return {name: int(size) for name, size in sizes.items()}
-
-
 def checked_input(name: str, value: Any, axes: str, **sizes: int) -> Array:
     """Return `value` as an array whose last axes are these."""
     array, wanted = as_array(name, value), axes.split()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import as_array
+from sdpa_ref.arrays import as_array, kind, module_of
 from sdpa_ref.masks import drawing
 from sdpa_ref.masks.checks import check_broadcast, count
 from sdpa_ref.masks.intervals import Bound, Intervals, Rows, complement, everything, intersection, normal_form
@@ -32,6 +32,11 @@ class Grid:
     S: int
     positions: Bound
     origin: Bound
+    kind: str = "numpy"  # of the arrays that are attended over
+
+    def held(self, mask: "Mask", i0: int, i1: int) -> Any:
+        """Return which keys the rows [i0, i1) see as an array of that kind, whether an array said so or a rule did."""
+        return module_of(self.kind).asarray(mask._keep(self, i0, i1))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -253,7 +258,7 @@ class All(Mask):
         return None if any(r is None for r in rows) else reduce(intersection, rows)  # type: ignore[arg-type]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        return reduce(operator.and_, (part._keep(grid, i0, i1) for part in self.parts))
+        return reduce(operator.and_, (grid.held(part, i0, i1) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,7 +275,7 @@ class AnyOf(Mask):
         return None if any(r is None for r in rows) else list(itertools.chain(*rows))  # type: ignore[arg-type]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        return reduce(operator.or_, (part._keep(grid, i0, i1) for part in self.parts))
+        return reduce(operator.or_, (grid.held(part, i0, i1) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -304,6 +309,8 @@ class BooleanArray(Mask):
 
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:
+            return None
+        if kind(self.array) == "cupy":  # to look into it is to wait for the device
             return None
         if self.array.ndim > 2 and self.array.shape[-3] != 1:
             return None

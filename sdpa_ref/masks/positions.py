@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import as_array
+from sdpa_ref.arrays import as_array, kind
 from sdpa_ref.masks.algebra import Mask, joined, walk
 from sdpa_ref.masks.checks import broadcastable
 from sdpa_ref.masks.intervals import Bound
@@ -60,20 +60,22 @@ def _named(name: str, mask: Mask | None, parts: list[Mask], packed: Packed | Non
         raise ValueError(f'query_offset must be an int, an array of int, "start" or "end", got {name!r}')
     if packed is not None:
         return keys - queries
-    for kind in (QueryLengths, KeyLengths):
-        given = [part for part in parts if type(part) is kind]
-        if len(given) > sum(type(part) is kind for part in joined(mask)):
-            raise ValueError(f'query_offset="end" cannot read {kind.__name__} under | or ~: give the offset as numbers')
+    for rule in (QueryLengths, KeyLengths):
+        given = [part for part in parts if type(part) is rule]
+        if len(given) > sum(type(part) is rule for part in joined(mask)):
+            raise ValueError(f'query_offset="end" cannot read {rule.__name__} under | or ~: give the offset as numbers')
         if len(given) > 1:
-            raise ValueError(f'query_offset="end" reads at most one {kind.__name__}, got {len(given)}')
+            raise ValueError(f'query_offset="end" reads at most one {rule.__name__}, got {len(given)}')
         if given:
             n = given[0].n[..., None]
-            queries, keys = (n, keys) if kind is QueryLengths else (queries, n)
+            queries, keys = (n, keys) if rule is QueryLengths else (queries, n)
     return keys - queries
 
 
 def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
     offset = as_array("query_offset", query_offset) if not isinstance(query_offset, int) else np.array(query_offset)
+    if kind(offset) == "cupy":
+        raise TypeError("query_offset is read by the host, and is a cupy array: pass query_offset.get()")
     if offset.dtype == object:
         offset = np.array(np.iinfo(np.int64).max)  # beyond int64, and so beyond what is allowed
     if offset.dtype.kind not in "iu":

@@ -47,7 +47,7 @@ def gradient_budget(
            [0.33, 0.67]])
     """
     bias, sink = options.get("bias"), options.get("sink")
-    problem = Problem.of(query, key, value, **options)
+    problem = Problem.of(query, key, value, **options).differentiable()
     incoming = problem.incoming(grad_output, grad_lse)
     given = query, key, value, bias, sink
     as_wide = tuple(map(_widened, given))

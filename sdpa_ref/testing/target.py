@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any
 
 import sdpa_ref
-from sdpa_ref.testing import adapters
+from sdpa_ref.testing import adapters, device
 from sdpa_ref.testing.capabilities import Capabilities
 
 ADAPTERS = tuple(sorted(module.name for module in iter_modules(adapters.__path__) if not module.name.startswith("_")))
@@ -136,13 +136,21 @@ def _of_backend(name: str) -> Target:
         backend = sdpa_ref.load(name)
     except sdpa_ref.BackendUnavailable as error:
         raise TargetError(str(error)) from None
-    if backend.ARRAYS != "numpy":
-        raise TargetError(f"backend {name!r} takes {backend.ARRAYS} arrays; wrap it in a function of NumPy arrays")
 
     def state(*arrays: Any, **options: Any) -> tuple[Any, Any]:
         both = sdpa_ref.sdpa_state(*arrays, backend=name, **options)
         return both.output, both.lse
 
+    about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
+    if backend.ARRAYS != "numpy":
+        return Target(
+            name=name,
+            forward=device.over(sdpa_ref.sdpa, name),
+            capabilities=Capabilities.everything(gradients=False, lse_gradients=False),
+            state=device.over(sdpa_ref.sdpa_state, name),
+            weights=device.over(sdpa_ref.sdpa_weights, name),
+            about=f"{about}; cases are moved to {backend.ARRAYS} arrays and back",
+        )
     has_gradients = hasattr(backend, "vjp")
     return Target(
         name=name,
@@ -151,7 +159,7 @@ def _of_backend(name: str) -> Target:
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
-        about=f"a backend of sdpa_ref {sdpa_ref.__version__}",
+        about=about,
     )
 
 

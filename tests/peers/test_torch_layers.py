@@ -5,6 +5,7 @@ import pytest
 from naive import agree
 
 from sdpa_ref import AttentionHead, Causal, Embedding, KeyLengths, Linear, MultiHeadAttention, SpatialAttention
+from sdpa_ref.layers import Conv1x1
 from sdpa_ref.testing import Budget, assert_within
 from sdpa_ref.testing.budget import empirical
 
@@ -166,6 +167,62 @@ def test_masks(name, backend):
     for mask in (Causal(), keep.numpy()):
         for actual, right in zip(pair(layer, inputs, mask=mask, backend=backend), expected, strict=True):
             agree(actual, right, error=ASKED_FOR)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name, gradient_backend):
+    make, layer_type, given, shapes = CASES[name]
+    module, inputs = module_of(make).double(), inputs_of(shapes)
+    tensors = [torch.from_numpy(x).requires_grad_() for x in inputs]
+    output, _ = module(*tensors)
+    grad = torch.from_numpy(np.random.default_rng(4).standard_normal(output.shape))
+    output.backward(grad)
+    theirs = {name: parameter.grad for name, parameter in module.named_parameters()}
+    expected = layer_type.from_state_dict(theirs, **given).state_dict()  # the fused ones by our names
+
+    layer = layer_type.from_state_dict(module.state_dict(), **given)
+    _, vjp = layer.value_and_vjp(*inputs, backend=gradient_backend)
+    gradients = vjp(grad)
+    for tensor, ours in zip(tensors, (gradients.x, gradients.context), strict=False):
+        agree(ours, tensor.grad, error=ASKED_FOR)
+    assert set(gradients.weights) == set(expected)
+    for weight, ours in gradients.weights.items():
+        agree(ours, expected[weight], error=ASKED_FOR)
+
+
+@pytest.mark.parametrize("name", ["head", "heads", "fused"])
+def test_gradients_under_a_mask(name, gradient_backend):
+    make, layer_type, given, ((B, L, width),) = CASES[name]
+    module, x = module_of(make).double(), np.random.default_rng(5).standard_normal((B, L, width))
+    tensor = torch.from_numpy(x).requires_grad_()
+    output, _ = module(tensor, keep=torch.ones(L, L, dtype=torch.bool).tril())
+    output.square().sum().backward()
+    value, vjp = layer_type.from_state_dict(module.state_dict(), **given).value_and_vjp(
+        x, mask=Causal(), backend=gradient_backend
+    )
+    agree(vjp(2 * value).x, tensor.grad, error=ASKED_FOR)
+
+
+@pytest.mark.parametrize(
+    ("module", "layer_type", "shape"),
+    [
+        (nn.Linear(5, 7), Linear, (3, 4, 5)),
+        (nn.Conv2d(5, 7, 1), Conv1x1, (3, 5, 2, 4)),
+        (nn.Embedding(5, 7), Embedding, None),
+    ],
+)
+def test_gradients_of_affine_maps(module, layer_type, shape):
+    module, rng = module.double(), np.random.default_rng(6)
+    x = torch.tensor([[4, 0, 4], [1, 3, 4]]) if shape is None else torch.from_numpy(rng.standard_normal(shape))
+    output = module(x if shape is None else x.requires_grad_())
+    grad = torch.from_numpy(rng.standard_normal(output.shape))
+    output.backward(grad)
+    gradients = layer_type.from_state_dict(module.state_dict()).value_and_vjp(x.detach())[1](grad)
+    assert (gradients.x is None) == (shape is None)
+    if shape is not None:
+        agree(gradients.x, x.grad, error=ASKED_FOR)
+    for name, parameter in module.named_parameters():
+        agree(gradients.weights[name], parameter.grad, error=ASKED_FOR)
 
 
 def test_padding(backend):

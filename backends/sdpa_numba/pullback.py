@@ -1,0 +1,282 @@
+"""What a tile of query rows and a block of keys add to the gradients. Lanes are query rows, as in `tiles`.
+
+The weights w are computed again from the scores s and the lse, so that nothing of size L times S is kept:
+
+    w = exp(s - lse)    dP = V @ dO.T    dS = w * (dP - D)    dV += w @ dO    dK += dS @ Q    dQ.T += K.T @ dS
+
+where D, a number a row, is what the sum of w * dP over the row's keys comes to: dO times the output.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from . import elementary, scores
+from .compilation import part
+from .emit import itemsize
+from .pack import transposing, value_packer
+from .rows import Rows, at, keeps
+from .simd import fma, lane, load_int64, loader, select, splatter, storer
+from .unrolled import tiler
+from .views import batch, data, stride
+
+
+class Tile(NamedTuple):
+    """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state."""
+
+    rows: Rows
+    index: int  # of the first row in arrays (B, Hq, L)
+    filled: int
+    vectors: int
+    flags: int  # whether all numbers of the rows are finite, and whether no row is empty
+    lse: int  # inf for an empty row
+    inner: int  # D, less what flows in through the lse
+    query: int  # [E][lanes]
+    grad: int  # [Ev][lanes]
+    query_rows: int  # [row][E_row]
+    grad_rows: int  # [row][Ev_row]
+    sums: int  # dQ.T of one chunk of keys, [E_parts][lanes]
+    whole: int  # of all chunks so far
+
+
+class Block(NamedTuple):
+    """Addresses of a block of keys and its gradients, and whether all its numbers are finite."""
+
+    keys: int  # [block][E_row]
+    values: int  # [block][Ev_row]
+    d_keys: int
+    d_values: int
+    finite: int
+
+
+@cache
+def multiplier(sizes, accumulate):
+    """Return ``multiply(vectors, a, a_row, a_step, b, b_step, c, c_row, steps, factor)``, a product with any strides.
+
+    It makes `tile_rows` rows of one to three vectors.
+    """
+    narrow, middle, wide = (tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate) for n in (1, 2, 3))
+    vector = sizes.lanes * itemsize(sizes.acc)
+
+    @part
+    def multiply(vectors, a, a_row, a_step, b, b_step, c, c_row, steps, factor):
+        if vectors == 3:
+            wide(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
+        elif vectors == 2:
+            middle(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
+        else:
+            narrow(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
+
+    return multiply
+
+
+def functions(sizes, general):
+    """Return ``place_tile`` and ``pull_block`` for this type, without what only `general` problems need."""
+    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    block, tile_rows, vector = sizes.block, sizes.tile_rows, lanes * itemsize(acc)
+    slab, zero, one, inf = block * sizes.tile_vectors * vector, number(0), number(1), np.inf
+    load, store, splat, load_one = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), loader(acc, acc)
+    store_flag = storer("int64")
+    pack_rows, (turn_in, turn_out) = value_packer(acc, acc, lanes), transposing(acc, acc, acc, lanes)
+    multiply, add = multiplier(sizes, False), multiplier(sizes, True)
+    adjust, mask, thin = scores.functions(sizes, None)
+    exp, tanh = elementary.functions(acc, lanes)
+
+    @part
+    def gather(p, array, query, b, tile, width, target, target_row):
+        """Copy the rows of a tile, filled up with zeros."""
+        head, row, column = stride(array, 3), stride(array, 2), stride(array, 1)
+        source = batch(array, 3, query, b)
+        step = 1 if not p.regular else tile.filled
+        for r in range(0, tile.filled, step):
+            first = source + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row
+            next_row = row if p.fold == 1 else head
+            pack_rows(first, next_row, column, step, width, target + r * target_row, target_row, vector)
+
+    @part
+    def turn(tile, rows, row, width, target):
+        """Fill ``[width][lanes]`` from ``[row][width]``."""
+        for r in range(0, tile.filled, lanes):
+            count = min(lanes, tile.filled - r)
+            turn_in(rows + r * row, row, size, count, width, target + r * size, tile.vectors * vector)
+
+    @part
+    def place_tile(p, a, b, tile, spare):
+        """Fill a tile whose rows are known; an empty row becomes zeros, whatever is in it."""
+        query_row, grad_row = p.E_row * size, p.Ev_row * size
+        gather(p, a.query, a.query, b, tile, p.E, tile.query_rows, query_row)
+        gather(p, a.grad, a.query, b, tile, p.Ev, tile.grad_rows, grad_row)
+        gather(p, a.output, a.query, b, tile, p.Ev, spare, grad_row)
+        check, solid, lse, inner = splat(zero), True, zero, zero
+        for r in range(tile.vectors * lanes):
+            query, grad, out = tile.query_rows + r * query_row, tile.grad_rows + r * grad_row, spare + r * grad_row
+            if r < tile.filled:  # a missing row repeats the last one
+                inner, lse = zero, load_one(data(a.lse) + (tile.index + r) * size)
+                solid &= lse != inf
+                total = splat(zero)
+                for d in range(0, p.Ev * size, vector):
+                    if lse == inf:
+                        store(grad + d, splat(zero))
+                    total = fma(load(grad + d), load(out + d), total)
+                    check = fma(load(grad + d), splat(zero), check)
+                for e in range(0, p.E * size, vector):
+                    if lse == inf:
+                        store(query + e, splat(zero))
+                    check = fma(load(query + e), splat(zero), check)
+                if lse != inf:
+                    for x in range(lanes):
+                        inner += lane(total, x)
+                    if a.grad_lse:
+                        inner -= load_one(data(a.grad_lse) + (tile.index + r) * size)
+                    check = fma(splat(lse + inner), splat(zero), check)
+            store(tile.lse + r * size, lse)
+            store(tile.inner + r * size, inner)
+        rest = zero
+        for x in range(lanes):
+            rest += lane(check, x)
+        store_flag(tile.flags, np.int64(rest == zero))
+        store_flag(tile.flags + 8, np.int64(solid))
+        turn(tile, tile.query_rows, query_row, p.E, tile.query)
+        turn(tile, tile.grad_rows, grad_row, p.Ev, tile.grad)
+        for to in range(tile.sums, tile.sums + p.E_parts * tile.vectors * vector, vector):
+            store(to, splat(zero))
+
+    @part
+    def weigh(tile, t, u, keys, scale, finite):
+        """Turn scores into weights, and dP into dS: exactly 0 where a weight is, if all numbers are finite."""
+        across = tile.vectors * vector
+        nothing = splat(zero if finite else number(np.nan))
+        for v in range(0, across, vector):
+            lse, inner = load(tile.lse + v), load(tile.inner + v)
+            for x in range(v, v + keys * across, across):
+                weight = exp(load(t + x) - lse)
+                store(t + x, weight)
+                slope = select(weight == nothing, splat(zero), weight * (load(u + x) - inner))
+                store(u + x, slope * splat(scale))
+
+    @part
+    def level(p, t, end, target):
+        """Fill a slab with the slope of the soft cap."""
+        for x in range(0, end, vector):
+            y = tanh(load(t + x) / splat(number(p.softcap)))
+            store(target + x, (splat(one) - y) * (splat(one) + y))
+
+    @part
+    def product(t, end, factors):
+        """Multiply by a slab of factors; 0 stays 0."""
+        for x in range(0, end, vector):
+            y = load(t + x)
+            store(t + x, select(y == splat(zero), y, y * load(factors + x)))
+
+    @part
+    def sees(p, a, tile, r, j):
+        """Return whether row r keeps key j and is not empty."""
+        return load_one(tile.lse + r * size) != inf and keeps(p, a, tile.rows, r, j)
+
+    @part
+    def forget(p, a, tile, t, u, low, high):
+        """Set to 0 what rows drop."""
+        across = tile.vectors * vector
+        for r in range(tile.vectors * lanes):
+            for j in range(low, high):
+                if not sees(p, a, tile, r, j):
+                    store(t + (j - low) * across + r * size, zero)
+                    store(u + (j - low) * across + r * size, zero)
+
+    @part
+    def add_carefully(p, a, tile, keys, t, u, j0, low, high):
+        """Add to all gradients key by key, without the pairs that a row drops: their numbers are not all finite."""
+        across = tile.vectors * vector
+        for j in range(low, high):
+            d_key, d_value = keys.d_keys + (j - j0) * p.E_row * size, keys.d_values + (j - j0) * p.Ev_row * size
+            for r in range(tile.vectors * lanes):
+                if not sees(p, a, tile, r, j):
+                    continue
+                weight = load_one(t + (j - low) * across + r * size)
+                slope = load_one(u + (j - low) * across + r * size)
+                if r < tile.filled:
+                    for d in range(p.Ev):
+                        grad, to = load_one(tile.grad_rows + (r * p.Ev_row + d) * size), d_value + d * size
+                        store(to, fma(weight, grad, load_one(to)))
+                    for e in range(p.E):
+                        query, to = load_one(tile.query_rows + (r * p.E_row + e) * size), d_key + e * size
+                        store(to, fma(slope, query, load_one(to)))
+                for e in range(p.E):
+                    key, to = keys.keys + ((j - j0) * p.E_row + e) * size, tile.sums + e * across + r * size
+                    store(to, fma(load_one(key), slope, load_one(to)))
+
+    @part
+    def turn_pairs(p, tile, array, t, low, high, writing):
+        """Copy a slab into an array ``(B, Hq, L, S)`` or from it, for the keys of ``[low, high)``."""
+        across, row = tile.vectors * vector, p.S * size
+        for r in range(0, tile.filled, lanes):
+            place, count = data(array) + ((tile.index + r) * p.S + low) * size, min(lanes, tile.filled - r)
+            if writing:
+                turn_out(t + r * size, across, count, high - low, place, row, size)
+            else:
+                turn_in(place, row, size, count, high - low, t + r * size, across)
+
+    @part
+    def add_rows(tile, t, keys, rows, target, row, width):
+        """Add ``A @ B`` for a slab and the rows of a tile."""
+        across, vectors = tile.vectors * vector, (width + lanes - 1) // lanes
+        for x in range(0, keys, tile_rows):
+            d = 0
+            while d < vectors:
+                n = 2 if vectors - d == 4 else min(3, vectors - d)
+                b, c = rows + d * vector, target + x * row + d * vector
+                add(n, t + x * across, across, size, b, row, c, row, tile.filled, one)
+                d += n
+
+    @part
+    def pull_block(p, a, b, tile, keys, j0, low, high, complete, work):
+        """Add what a tile and the keys of ``[low, high)`` of the block at j0 have to do with each other."""
+        across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
+        n, scale, finite = top - bottom, number(p.scale), keys.finite != 0 and load_int64(tile.flags) != 0
+        t, u, factors, kept, table = work, work + slab, work + 2 * slab, work + 3 * slab, work + 4 * slab
+        query_row, grad_row, steps, here = p.E_row * size, p.Ev_row * size, p.E, (low - bottom) * across
+        if general and p.final:
+            steps = 0
+        for x in range(0, n, tile_rows):
+            key, value = keys.keys + (bottom - j0 + x) * query_row, keys.values + (bottom - j0 + x) * grad_row
+            to = x * across
+            multiply(tile.vectors, key, query_row, size, tile.query, across, t + to, across, steps, scale)
+            multiply(tile.vectors, value, grad_row, size, tile.grad, across, u + to, across, p.Ev, one)
+        if general:
+            if p.softcap:
+                level(p, t, n * across, factors)
+            adjust(p, a, b, tile.rows, tile.vectors, t, j0, bottom, min(top, p.S), table)
+            if p.dropout_threshold:
+                for x in range(0, n * across, vector):
+                    store(kept + x, splat(one))
+                thin(p, b, tile.rows, tile.vectors, kept, bottom, top)
+                for x in range(0, n * across, vector):
+                    store(u + x, load(u + x) * load(kept + x))
+        if not (complete and top <= p.S):
+            mask(tile.rows, tile.vectors, t, bottom, top, table)
+        all_seen = complete and top <= p.S and load_int64(tile.flags + 8) != 0 and not (a.dense or a.bias)
+        weigh(tile, t, u, n, one if general else scale, finite)
+        if general:
+            if not (finite or all_seen):
+                forget(p, a, tile, t + here, u + here, low, high)
+            if p.dropout_threshold:
+                product(t, n * across, kept)
+            if a.d_bias:
+                turn_pairs(p, tile, a.d_bias, u + here, low, high, True)
+            if a.slope:
+                turn_pairs(p, tile, a.slope, factors + here, low, high, False)
+            if p.softcap or a.slope:
+                product(u, n * across, factors)
+            for x in range(0, n * across, vector):
+                store(u + x, load(u + x) * splat(scale))
+        if not (finite or all_seen):
+            add_carefully(p, a, tile, keys, t + here, u + here, j0, low, high)
+            return
+        for e in range(0, p.E, tile_rows):
+            key, to = keys.keys + (low - j0) * query_row + e * size, tile.sums + e * across
+            add(tile.vectors, key, size, query_row, u + here, across, to, across, high - low, one)
+        add_rows(tile, u, n, tile.query_rows, keys.d_keys + (bottom - j0) * query_row, query_row, p.E)
+        add_rows(tile, t, n, tile.grad_rows, keys.d_values + (bottom - j0) * grad_row, grad_row, p.Ev)
+
+    return place_tile, pull_block

@@ -1,0 +1,53 @@
+"""Functions of CuPy arrays as functions of NumPy arrays, which go to the device as they lie in the host's memory."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import sdpa_ref
+from sdpa_ref.masks import Mask
+from sdpa_ref.masks.algebra import BooleanArray
+
+_PAGE = 256  # CuPy's memory begins at multiples of this
+
+
+def over(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return a public function that takes and returns NumPy arrays and computes with a backend of CuPy arrays."""
+
+    def computed(*arrays: Any, **options: Any) -> Any:
+        options |= {name: moved(options[name]) for name in ("mask", "bias", "sink") if name in options}
+        result = function(*map(moved, arrays), backend=backend, **options)
+        if isinstance(result, sdpa_ref.AttentionState):
+            return result.output.get(), result.lse.get()
+        return result.get()
+
+    return computed
+
+
+def moved(value: Any) -> Any:
+    """Return NumPy arrays, those in tuples and masks too, as CuPy arrays of the same strides and alignment."""
+    if isinstance(value, tuple):
+        return tuple(map(moved, value))
+    if isinstance(value, BooleanArray):
+        return BooleanArray(moved(value.array))
+    if isinstance(value, Mask) and hasattr(value, "parts"):
+        return type(value)(moved(value.parts))  # type: ignore[call-arg]
+    return _moved(value) if isinstance(value, np.ndarray) else value
+
+
+def _moved(array: np.ndarray[Any, Any]) -> Any:
+    cupy, native = sys.modules["cupy"], array.dtype.newbyteorder("=")
+    if not array.size:
+        return cupy.empty(array.shape, native)
+    if array.dtype != native or not array.flags.aligned:
+        array = array.astype(native)
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    first = array.ctypes.data + sum(step for step in reach if step < 0)
+    front = first % _PAGE
+    memory = bytes(front) + ctypes.string_at(first, sum(map(abs, reach)) + array.itemsize)
+    start = front + array.ctypes.data - first
+    number = cupy.asarray(np.frombuffer(memory, np.uint8))[start : start + array.itemsize].view(native)
+    return cupy.lib.stride_tricks.as_strided(number, array.shape, array.strides)

@@ -1,0 +1,227 @@
+"""The GPU kernels, built by g++ and run on fibers: they keep every law, in every schedule, within memory.
+
+By default the laws see narrow heads, as every width is another build; ``pytest --hypothesis-profile nightly`` runs all.
+"""
+
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compiler import needs_compiler
+from hypothesis import settings
+from sdpa_cupy import launch
+from sdpa_cupy.launch.fibers import SCHEDULES, Fibers
+
+import sdpa_ref as sr
+from sdpa_ref.problem import Problem
+from sdpa_ref.testing import assert_close, assert_same_bits
+from sdpa_ref.testing.capabilities import Capabilities
+from sdpa_ref.testing.cases import case
+from sdpa_ref.testing.properties import BY_NAME, PROPERTIES
+from sdpa_ref.testing.runner import check
+from sdpa_ref.testing.target import Target, resolve
+
+pytestmark = needs_compiler
+
+NIGHTLY = settings.default.max_examples >= 1000
+FOREVER = float("inf")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+ALL = frozenset({"output", "lse", "weights"})
+
+
+def narrowed(target, **claims):
+    return replace(target, capabilities=replace(target.capabilities, **claims))
+
+
+def failures(run):
+    return [f"{outcome.law.name}: {outcome.found.case}\n{outcome.failure.message}" for outcome in run.failures]
+
+
+def solved(given, arch=80, **options):
+    """Return the results of a case, and the reports of the launches."""
+    launcher = Fibers(arch, **options)
+    result = launch.forward(Problem.of(*given.arrays, **given.options), ALL, arch, launcher)
+    return result, launcher.reports
+
+
+def of_architecture(arch, *laws, rounds=1, **claims):
+    """Return the failures of the kernels as they are planned for another architecture."""
+
+    def forward(query, key, value, **options):
+        problem = Problem.of(query, key, value, **options)
+        return problem.to_caller(launch.forward(problem, frozenset({"output"}), arch, Fibers(arch)).output)
+
+    claims = Capabilities.everything(lse=False, weights=False, gradients=False, lse_gradients=False, **claims)
+    target = Target(f"kernels for {arch}", forward, claims)
+    return failures(check(target, rounds=rounds, seconds=FOREVER, laws=[BY_NAME[name] for name in laws] or PROPERTIES))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_law_holds(dtype):
+    target = narrowed(resolve("fibers"), dtypes=(dtype,), **({} if NIGHTLY else {"max_width": 16}))
+    rounds = 20 if NIGHTLY else 2
+    run = check(target, rounds=rounds, seconds=FOREVER)
+    assert failures(run) == []
+    assert run.rounds == rounds
+    assert {outcome.status for outcome in run.outcomes} == {"passed", "not claimed"}
+
+
+WIDTHS = [
+    dict(E=64, Ev=64, dtype="float16", heads=(4, 2), mask=("causal",)),
+    dict(E=128, Ev=128, dtype="bfloat16", L=129),
+    dict(E=256, Ev=256, dtype="float16", bias=("array",), L=33),
+    dict(E=40, Ev=72, dtype="float32", mask=("window",), offset="end"),
+    dict(E=255, Ev=1, dtype="bfloat16", memory="sliced", L=17),
+    dict(E=5, Ev=130, dtype="float32", sink="heads", L=40),
+]
+
+
+@pytest.mark.parametrize("words", WIDTHS, ids=str)
+def test_widths(words):
+    given = case(1, **{"L": 70, "S": 77, "batch": (2,), "heads": (2, 1)} | words)
+    assert BY_NAME["plain"].check(resolve("fibers"), given) is None
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="every width is a build: in the profile nightly")
+@pytest.mark.parametrize("width", [*range(1, 34), 48, 63, 64, 65, 95, 96, 97, 127, 128, 160, 191, 192, 193, 255, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_width(dtype, width):
+    for E, Ev in ((width, 16), (16, width), (width, width)):
+        given = case(width, L=33, S=70, E=E, Ev=Ev, dtype=dtype, heads=(2, 1), mask=("window",), offset="end")
+        assert BY_NAME["plain"].check(resolve("fibers"), given) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        dict(L=70, S=140, dtype="float16", mask=("causal",), offset="end", batch=(2,)),
+        dict(L=70, S=65, dtype="bfloat16", bias=("holes",), dropout=0.3, heads=(6, 2)),
+        dict(L=20, S=40, dtype="float32", mask=("packed",), softcap=2.0, sink="heads"),
+        dict(L=20, S=70, dtype="float64", mask=("array",), bias=("alibi",), offset="number", poison=True),
+        dict(L=2, S=1600, dtype="float16", heads=(6, 2), mask=("key lengths",), batch=(3,)),
+    ],
+    ids=str,
+)
+def test_all_schedules_give_the_same_bits(words):
+    given = case(3, **{"E": 16, "Ev": 16} | words)
+    first, *others = (solved(given, order=order, late=late)[0] for order, late in SCHEDULES)
+    for other in others:
+        for got, expected in zip(other, first, strict=True):
+            assert_same_bits(got, expected)
+
+
+def test_the_tiles_that_products_read_have_no_bank_conflicts():
+    given = case(0, L=70, S=140, E=64, Ev=64, dtype="float16")
+    report = solved(given)[1][0]
+    assert report.kernel == "attend"
+    assert report.matrices > 0
+    assert report.copies > 0
+    assert [line for line in report.conflicts if "products.h" in line or "load_tile" in line] == []
+
+
+def test_turing():
+    laws = ("plain", "causal", "everything", "poison", "visible NaN", "grouped heads")
+    assert of_architecture(75, *(() if NIGHTLY else laws), max_width=16, dtypes=("float16", "bfloat16")) == []
+
+
+@pytest.mark.parametrize("arch", [86, 90])
+def test_tiles_fit_into_the_shared_memory_of(arch):
+    for dtype, E, Ev in (("float16", 256, 256), ("float32", 128, 64)):
+        given = case(2, L=40, S=70, E=E, Ev=Ev, dtype=dtype, mask=("causal",), offset="end")
+        assert_close(solved(given, arch)[0].output, *given.arrays, **given.options)
+
+
+# ---- 64-bit offsets
+
+
+def sparse(count, gib):
+    """Return arrays of bytes in address space of so many GiB, of which memory is only what is written."""
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # its number on Linux
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    try:
+        return [np.frombuffer(mmap.mmap(-1, gib << 30, flags=flags), np.uint8) for _ in range(count)]
+    except OSError as error:
+        pytest.skip(f"no address space for {gib} GiB: {error}")
+
+
+def spread(memory, array, axis):
+    """Return a copy of an array whose stride along one axis is more than 4 GiB."""
+    strides = list(np.ascontiguousarray(array).strides)
+    strides[axis] = (1 << 32) + 4096
+    view = np.ndarray(array.shape, array.dtype, memory, 0, strides)
+    view[...] = array
+    return view
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sparse mappings")
+@pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "head", "row"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_strides_beyond_32_bits(axis, dtype):
+    rng = np.random.default_rng(axis)
+    plain = [rng.standard_normal((2, 2, 2, width)).astype(dtype) for width in (16, 16, 16, 2)]
+    plain.append(rng.random((2, 2, 2, 2)) < 0.8)
+    *spaces, room = sparse(6, 5)
+    query, key, value, bias, mask = (spread(space, array, axis) for space, array in zip(spaces, plain, strict=True))
+    out = spread(room, np.full((2, 2, 2, 16), np.nan, dtype), axis)
+    assert sr.sdpa(query, key, value, bias=bias, mask=mask, out=out, backend="fibers") is out
+    assert_close(out, *plain[:3], bias=plain[3], mask=plain[4])
+
+
+# ---- the compiler's sanitizers
+
+
+def sanitized(code):
+    """Return the finished process that ran code with the address and undefined-behaviour sanitizers."""
+    compiler = os.environ.get("CXX", "g++")
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    found = [subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip() for name in names]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip(f"{compiler} comes without its sanitizers")
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1", "PYTHONMALLOC": "malloc"}
+    environment = os.environ | options | {"LD_PRELOAD": " ".join(found)}
+    path = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+    command = [sys.executable, "-c", path + code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+
+
+def test_sanitizers_find_nothing():
+    code = """
+from sdpa_cupy import launch
+from sdpa_cupy.launch.fibers import Fibers
+from sdpa_ref.problem import Problem
+from sdpa_ref.testing.cases import case
+for words in (
+    dict(dtype="float16", L=33, S=70, mask=("causal",), offset="end", heads=(4, 2)),
+    dict(dtype="float16", L=3, S=900, heads=(4, 2), bias=("array",), memory="sliced", poison=True),
+    dict(dtype="float32", L=17, S=33, mask=("array",), dropout=0.3, softcap=2.0, memory="negative", numbers="huge"),
+    dict(dtype="float64", L=17, S=33, mask=("window",), offset="end", bias=("alibi",), sink="heads"),
+):
+    given = case(1, **{"E": 16, "Ev": 15} | words)
+    problem = Problem.of(*given.arrays, **given.options)
+    launch.forward(problem, frozenset({"output", "lse", "weights"}), 80, Fibers(80, sanitize=True))
+print("done")
+"""
+    done = sanitized(code)
+    assert done.stderr == ""
+    assert done.stdout == "done\n"
+
+
+def test_sanitizers_see_a_read_behind_an_array():
+    code = """
+import numpy as np
+from pathlib import Path
+from sdpa_cupy.launch.fibers import Fibers
+from sdpa_cupy.plan import Launch
+fibers = Fibers(folder=Path(FOLDER), sanitize=True)
+given, out = np.zeros(4096, np.uint8)[-64:], np.zeros(64, np.int8)
+parameters = np.array([fibers.address(given), fibers.address(out), 5])
+fibers.run(Launch("misbehave", "faults.cu", (("TURING", 0),), (1, 1, 1), 64, 1024), parameters)
+"""
+    done = sanitized(code.replace("FOLDER", repr(str(Path(__file__).parent / "micro"))))
+    assert "heap-buffer-overflow" in done.stderr
+    assert "faults.cu" in done.stderr

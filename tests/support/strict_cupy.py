@@ -1,0 +1,157 @@
+"""A stand-in for CuPy whose arrays lie in the host's memory and mix with NumPy's as little as CuPy's do.
+
+It has the functions of CuPy that the backend and the core use, and refuses what CuPy refuses: NumPy arrays as operands,
+implicit conversion to NumPy, `flags.aligned`. What it launches, `launch` runs.
+"""
+
+import pickle
+import weakref
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+FUNCTIONS = (
+    "abs arange broadcast_to clip empty exp flatnonzero full isfinite isinf log logical_and logical_or maximum minimum "
+    "ones stack tanh where zeros"
+).split()
+METHODS = "all any astype copy max min reshape sum swapaxes view".split()
+live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
+
+
+class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
+    def __init__(self, host):
+        self.host = host
+        live[id(self)] = self
+
+    shape, dtype, ndim, size, itemsize, strides = (
+        property(lambda self, name=name: getattr(self.host, name))
+        for name in ("shape", "dtype", "ndim", "size", "itemsize", "strides")
+    )
+    nbytes = property(lambda self: self.host.nbytes)
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
+    data = property(lambda self: SimpleNamespace(ptr=self.host.ctypes.data))
+    device = SimpleNamespace(id=0)
+    T = property(lambda self: ndarray(self.host.T))
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        if ufunc is np.matmul:  # CuPy's own of several 16-bit matrices are slow or fail
+            assert all(matrix.ndim == 2 and matrix.dtype.itemsize > 2 for matrix in args)
+        return wrapped(getattr(ufunc, method)(*map(bare, args), **{name: bare(x) for name, x in kwargs.items()}))
+
+    def __array_function__(self, function, types, args, kwargs):
+        assert function.__name__ in FUNCTIONS, f"the stand-in has no {function.__name__}"
+        return call(function, *args, **kwargs)
+
+    def __getitem__(self, index):
+        return wrapped(self.host[index])
+
+    def __setitem__(self, index, value):
+        self.host[index] = bare(value)
+
+    def __bool__(self):
+        return bool(self.host)
+
+    def __int__(self):
+        return int(self.host)
+
+    def tolist(self):
+        return self.host.tolist()
+
+    def get(self):
+        return self.host.copy()
+
+
+def bare(value):
+    """Return what NumPy computes with, for what CuPy would take."""
+    if isinstance(value, ndarray):
+        return value.host
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"Unsupported type {type(value)}")
+    return [bare(x) for x in value] if isinstance(value, (list, tuple)) and not hasattr(value, "_fields") else value
+
+
+def wrapped(value):
+    if isinstance(value, tuple):
+        return tuple(map(wrapped, value))
+    return ndarray(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def call(function, *args, **kwargs):
+    return wrapped(function(*map(bare, args), **{name: bare(x) for name, x in kwargs.items()}))
+
+
+def _method(name):
+    return lambda self, *args, **kwargs: wrapped(getattr(self.host, name)(*args, **kwargs))
+
+
+for _name in METHODS:
+    setattr(ndarray, _name, _method(_name))
+
+
+def asarray(value, dtype=None):
+    """Return a copy of NumPy's numbers, or the array itself."""
+    if isinstance(value, ndarray):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+    return ndarray(np.array(value, dtype))
+
+
+class Stream:
+    ptr = 0
+    capturing = False
+
+    def is_capturing(self):
+        return self.capturing
+
+
+class RawModule:
+    """Loads what `encoded` returns, instead of machine code."""
+
+    def __init__(self, path):
+        self.source, self.defines = pickle.loads(Path(path).read_bytes())
+
+    def get_function(self, name):
+        return Kernel(self, name)
+
+
+class Kernel:
+    max_dynamic_shared_size_bytes = 48 * 1024
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+    def __call__(self, grid, block, args, *, shared_mem=0):
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        (parameters,) = args
+        self.launch(self.name, self.module.source, self.module.defines, grid, block, parameters, shared_mem)
+
+
+def encoded(source, defines, arch):
+    """Return in the place of machine code what it would be made of."""
+    return pickle.dumps((source, defines))
+
+
+def module(arch=80, driver=13000, toolkit=13000, available=True):
+    """Return the module ``cupy`` of a machine with one such device."""
+    cupy, stream = ModuleType("cupy"), Stream()
+    for name in FUNCTIONS:
+        setattr(cupy, name, partial(call, getattr(np, name)))
+    cupy.ndarray, cupy.asarray, cupy.array, cupy.RawModule = ndarray, asarray, asarray, RawModule
+    strided = SimpleNamespace(as_strided=partial(call, np.lib.stride_tricks.as_strided))
+    cupy.__version__, cupy.lib = "14.0", SimpleNamespace(stride_tricks=strided)
+    runtime = SimpleNamespace(
+        is_hip=False,
+        driverGetVersion=lambda: driver,
+        runtimeGetVersion=lambda: toolkit,
+        getDeviceProperties=lambda n: {"name": b"A card"},
+    )
+    device = SimpleNamespace(id=0, compute_capability=str(arch), mem_info=(0, 2**34))
+    cupy.cuda = SimpleNamespace(
+        runtime=runtime, is_available=lambda: available, Device=lambda: device, get_current_stream=lambda: stream
+    )
+    cupy.stream, cupy.device = stream, device
+    return cupy
