@@ -8,6 +8,7 @@ import numpy as np
 import sdpa_ref
 from sdpa_ref.masks import Mask
 from sdpa_ref.testing import error_budget
+from sdpa_ref.testing.budget import empirical
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WINDOW = 256  # keys that a query of a window case sees, its own included
@@ -16,7 +17,10 @@ _BLOCK, _BLOCKS = 32, 4  # outputs are verified in so many blocks of so many row
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: its sizes, its type, and its mask, one of "full", "causal", "window" and "padding"."""
+    """One problem: its sizes, its type, and its mask, one of "full", "causal", "window" and "padding".
+
+    A `backward` case is the output and then its gradients; it is full or causal, and has no grouped heads.
+    """
 
     name: str
     B: int
@@ -28,6 +32,7 @@ class Case:
     dtype: str = "float32"
     mask: str = "full"
     peers: bool = True
+    backward: bool = False
 
     @property
     def pairs(self) -> int:
@@ -40,8 +45,8 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Return the operations of the two matrix products over the kept pairs."""
-        return 4 * self.E * self.Hq * self.pairs
+        """Return the operations of the two matrix products over the kept pairs, and of the five of the gradients."""
+        return (14 if self.backward else 4) * self.E * self.Hq * self.pairs
 
     @property
     def lengths(self) -> Array:
@@ -81,6 +86,11 @@ CASES = (
     Case("prefill-2048-bfloat16", 1, 8, 8, 2048, 2048, 64, "bfloat16"),
     Case("decode-float16", 1, 32, 32, 1, 4096, 128, "float16"),
     Case("decode-bfloat16", 1, 32, 32, 1, 4096, 128, "bfloat16"),
+    Case("backward-1024", 1, 8, 8, 1024, 1024, 64, backward=True),
+    Case("backward-1024-causal", 1, 8, 8, 1024, 1024, 64, mask="causal", backward=True),
+    Case("backward-2048-wide", 1, 8, 8, 2048, 2048, 128, backward=True),
+    Case("backward-2048-wide-causal", 1, 8, 8, 2048, 2048, 128, mask="causal", backward=True),
+    Case("backward-vit", 8, 12, 12, 197, 197, 64, backward=True),
 )
 
 
@@ -88,18 +98,22 @@ CASES = (
 class Inputs:
     """The arrays of a case, ``(B, H, length, E)``, and for peers that need one a dense mask ``(B or 1, 1, L or 1, S)``.
 
-    A causal case has no dense mask: every peer has an option for it.
+    A causal case has no dense mask: every peer has an option for it. A backward case has a gradient of the output.
     """
 
     query: Array
     key: Array
     value: Array
     keep: Array | None
+    grad: Array | None = None
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Some rows of the exact output in float64, and how far a right answer may be from them."""
+    """Some rows of the exact output in float64, and how far a right answer may be from them.
+
+    Of a backward case they are those of `stacked`, of the first head.
+    """
 
     rows: Array
     output: Array
@@ -119,11 +133,14 @@ def inputs(case: Case) -> Inputs:
         keep = dense[None, None].copy()  # some peers refuse what cannot be written to
     elif case.mask == "padding":
         keep = (np.arange(case.S) < case.lengths[:, None])[:, None, None]
-    return Inputs(query, key, value, keep)
+    grad = rng.standard_normal(query.shape, np.float32) if case.backward else None
+    return Inputs(query, key, value, keep, grad)
 
 
 def truth(case: Case, given: Inputs) -> Truth:
     """Return what the reference makes of the inputs, for blocks of rows from the first to the last."""
+    if case.backward:
+        return _gradient_truth(case, given)
     starts = np.linspace(0, max(0, case.L - _BLOCK), _BLOCKS if case.L > _BLOCK else 1, dtype=int)
     budgets = []
     for start in starts:
@@ -135,3 +152,31 @@ def truth(case: Case, given: Inputs) -> Truth:
     rows = np.concatenate([np.arange(start, min(start + _BLOCK, case.L)) for start in starts])
     output = np.concatenate([budget.expected for budget in budgets], axis=2)
     return Truth(rows, output, max(budget.empirical for budget in budgets))
+
+
+def stacked(output: Array, query: Array, key: Array, value: Array) -> Array:
+    """Return an output and gradients by query, key and value one behind the other, as if they were one output."""
+    return np.concatenate([output, query, key, value], axis=2)
+
+
+def _gradient_truth(case: Case, given: Inputs) -> Truth:
+    """Return what the reference makes of the first head, whose budget is that of the straight formula in float32."""
+    one = [array[:1, :1] for array in (given.query, given.key, given.value, given.grad) if array is not None]
+    wide = [array.astype(np.float64) for array in one]
+    exact = [sdpa_ref.sdpa(*wide[:3], mask=case.rule, backend="reference")]
+    exact += sdpa_ref.sdpa_vjp(*wide, mask=case.rule, backend="reference")[:3]
+    own = _straight(*one, seen=np.tri(case.L, case.S, case.S if case.mask == "full" else 0, dtype=bool))
+    budget = max(empirical(mine, right, right, mine.dtype) for mine, right in zip(own, exact, strict=True))
+    output = stacked(*exact)
+    return Truth(np.arange(output.shape[2]), output, budget)
+
+
+def _straight(query: Array, key: Array, value: Array, grad: Array, seen: Array) -> tuple[Array, Array, Array, Array]:
+    """Return output and gradients by the formulas in the type of the arrays."""
+    scale = query.dtype.type(query.shape[-1] ** -0.5)
+    s = np.where(seen, scale * (query @ key.swapaxes(-1, -2)), query.dtype.type(-np.inf))
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    d_p = grad @ value.swapaxes(-1, -2)
+    d_s = scale * p * (d_p - (p * d_p).sum(-1, keepdims=True))
+    return p @ value, d_s @ key, d_s.swapaxes(-1, -2) @ query, p.swapaxes(-1, -2) @ grad

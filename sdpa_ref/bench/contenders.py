@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref
-from sdpa_ref.bench.cases import WINDOW, Array, Case, Inputs
+from sdpa_ref.bench.cases import WINDOW, Array, Case, Inputs, stacked
 
 
 class CannotDo(Exception):
@@ -20,7 +20,7 @@ class Call:
     """A call, with everything prepared that need not be done again, and how to see what it returned."""
 
     run: Callable[[], Any]
-    output: Callable[[Any], Array]  # (B, Hq, L, E) of what `run` returned
+    output: Callable[[Any], Array]  # (B, Hq, L, E) of what `run` returned; of a backward case what `stacked` returns
 
 
 Way = Callable[[Case, Inputs, int], Call]  # the int: how many threads
@@ -33,8 +33,19 @@ def ways(name: str) -> dict[str, Way]:
     if name == "onnxruntime":
         from sdpa_ref.bench.onnx_models import WAYS
 
-        return WAYS
+        return {label: forward_only(way) for label, way in WAYS.items()}
     return _WAYS[name]
+
+
+def forward_only(way: Way) -> Way:
+    """Return the way of a library that has no gradients."""
+
+    def prepare(case: Case, given: Inputs, threads: int) -> Call:
+        if case.backward:
+            raise CannotDo("it has no gradients")
+        return way(case, given, threads)
+
+    return prepare
 
 
 def rows_for_heads(way: Way) -> Way:
@@ -58,9 +69,18 @@ def heads_last(array: Array) -> Array:
 
 def _sdpa(backend: str, case: Case, given: Inputs, threads: int) -> Call:
     sdpa_ref.load(backend)
+    if case.backward:
+        return Call(partial(_forward_and_backward, backend, case, given), lambda arrays: stacked(*arrays))
     mask = given.keep if case.mask == "padding" else case.rule
     run = partial(sdpa_ref.sdpa, given.query, given.key, given.value, mask=mask, backend=backend)
     return Call(run, lambda output: output)
+
+
+def _forward_and_backward(backend: str, case: Case, given: Inputs) -> tuple[Array, ...]:
+    """Return the output and the gradients by query, key and value."""
+    arrays = given.query, given.key, given.value
+    output, vjp = sdpa_ref.sdpa_with_vjp(*arrays, mask=case.rule, backend=backend)
+    return output, *vjp(given.grad)[:3]
 
 
 def _torch(case: Case, given: Inputs, threads: int) -> Call:
@@ -73,12 +93,20 @@ def _torch(case: Case, given: Inputs, threads: int) -> Call:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    with torch.inference_mode():
-        tensors = [tensor(array) for array in (given.query, given.key, given.value)]
+    with torch.inference_mode(not case.backward):
+        tensors = [tensor(array).requires_grad_(case.backward) for array in (given.query, given.key, given.value)]
         keep = None if given.keep is None else torch.from_numpy(given.keep)
     options: dict[str, Any] = {"attn_mask": keep, "is_causal": case.mask == "causal", "enable_gqa": case.Hq != case.Hkv}
     run = partial(torch.nn.functional.scaled_dot_product_attention, *tensors, **options)
-    return Call(run, lambda output: output.float().numpy())
+    if not case.backward:
+        return Call(run, lambda output: output.float().numpy())
+    grad = torch.from_numpy(given.grad)
+
+    def both() -> tuple[Any, ...]:
+        output = run()
+        return output, *torch.autograd.grad(output, tensors, grad)
+
+    return Call(both, lambda found: stacked(*(tensor.detach().numpy() for tensor in found)))
 
 
 def _openvino(case: Case, given: Inputs, threads: int) -> Call:
@@ -122,6 +150,18 @@ def _jax(case: Case, given: Inputs, threads: int) -> Call:
         options["local_window_size"] = (WINDOW - 1, 0)
     keep = None if case.mask != "padding" else jax.device_put(given.keep)
     attention = jax.jit(partial(jax.nn.dot_product_attention, **options))
+    if case.backward:
+        grad = jax.device_put(heads_last(given.grad))
+
+        def both(*arrays: Any) -> tuple[Any, ...]:
+            output, vjp = jax.vjp(attention, *arrays)
+            return output, *vjp(grad)
+
+        run = jax.jit(both)
+        return Call(
+            lambda: jax.block_until_ready(run(*arrays)),
+            lambda found: stacked(*(np.asarray(array).swapaxes(1, 2) for array in found)),
+        )
     return Call(
         lambda: attention(*arrays, mask=keep).block_until_ready(), lambda output: np.asarray(output).swapaxes(1, 2)
     )
@@ -133,8 +173,8 @@ _WAYS: dict[str, dict[str, Way]] = {
         "scaled_dot_product_attention, groups as rows": rows_for_heads(_torch),
     },
     "openvino": {
-        "ScaledDotProductAttention-13": _openvino,
-        "ScaledDotProductAttention-13, groups as rows": rows_for_heads(_openvino),
+        "ScaledDotProductAttention-13": forward_only(_openvino),
+        "ScaledDotProductAttention-13, groups as rows": forward_only(rows_for_heads(_openvino)),
     },
     "jax": {
         "dot_product_attention": _jax,

@@ -55,8 +55,9 @@ def _fastest(name: str, case: Case, given: Inputs, exact: Truth, threads: int) -
     for way, prepare in ways(name).items():
         try:
             call = prepare(case, given, threads)
-            output = call.output(call.run())
-            error = float(np.abs(output[:, :, exact.rows].astype(np.float64) - exact.output).max())
+            entries, heads = exact.output.shape[:2]
+            output = call.output(call.run())[:entries, :heads, exact.rows]
+            error = float(np.abs(output.astype(np.float64) - exact.output).max())
             if error <= exact.budget:
                 right.append((quick(call.run), way, error, call))
             else:

@@ -28,7 +28,7 @@ def judged(measured: Row, ours: str, peers: list[str]) -> Row:
     """
     case = _CASES[measured["case"]]
     row = {**measured, "shape": [case.B, case.Hq, case.Hkv, case.L, case.S, case.E]}
-    row |= {"dtype": case.dtype, "mask": case.mask}
+    row |= {"dtype": case.dtype, "mask": case.mask, "backward": case.backward}
     taken = times(row)
     if ours not in taken:
         return row
@@ -50,14 +50,16 @@ def times(row: Row) -> dict[str, float]:
 
 def summary(rows: list[Row], ours: str) -> dict[str, Any]:
     """Return the geometric means of the ratios, and how times of `ours` grow from case to case."""
+    compared = [row for row in rows if "ratio" in row]
     taken = {row["case"]: times(row)[ours] for row in rows if ours in times(row)}
     pairs = [(name, f"{name}-causal") for name in taken if f"{name}-causal" in taken]
     lengths = {_CASES[name].L: taken[name] for name in taken if _CASES[name].mask == "window"}
     return {
         "geometric_mean": {
-            "all": _mean(row["ratio"] for row in rows if "ratio" in row),
-            "float32": _mean(row["ratio"] for row in rows if "ratio" in row and row["dtype"] == "float32"),
-            "half": _mean(row["ratio"] for row in rows if "ratio" in row and row["dtype"] != "float32"),
+            "all": _mean(row["ratio"] for row in compared),
+            "float32": _mean(row["ratio"] for row in compared if row["dtype"] == "float32" and not row["backward"]),
+            "half": _mean(row["ratio"] for row in compared if row["dtype"] != "float32"),
+            "backward": _mean(row["ratio"] for row in compared if row["backward"]),
         },
         "full_by_causal": {full: taken[full] / taken[causal] for full, causal in pairs},
         "window_by_linear": {

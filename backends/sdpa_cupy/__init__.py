@@ -1,0 +1,79 @@
+"""The GPU backend: fused kernels that are compiled for the device at hand, and whole-array operations for the rest.
+
+CuPy is imported at the first question, never before: without a GPU nobody pays for it.
+"""
+
+import os
+from typing import Any
+
+from sdpa_ref.problem import Problem, Result
+
+from . import nvrtc
+from .ahead import details, warmup
+from .plan import fused
+
+__all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "warmup"]
+
+ARRAYS = "cupy"
+OLDEST = 75
+_INSTALL = "pip install 'sdpa-ref[cupy13]' for CUDA 13, 'sdpa-ref[cupy12]' for CUDA 12"
+
+
+def unavailable() -> str | None:
+    """Return why the backend cannot run here, None where it can."""
+    try:
+        import cupy
+        import platformdirs  # noqa: F401  # where compiled kernels are kept
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        reason = f"{error.name} is not installed" if missing else f"CuPy cannot be imported ({error})"
+        return f"{reason}: {_INSTALL}"
+    return _no_device(cupy) or nvrtc.missing()
+
+
+def unsupported(problem: Problem) -> str | None:
+    """Return why the backend cannot solve the problem, None where it can."""
+    import cupy
+
+    device = cupy.cuda.Device()
+    arrays = (problem.query, problem.key, problem.value, problem.out, problem.dense, *problem.biases)
+    elsewhere = {array.device.id for array in arrays if array is not None} - {device.id}
+    if elsewhere:
+        return (
+            f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {device.id}: "
+            f"bring them together, and call it in `with cupy.cuda.Device(...)`"
+        )
+    reason = fused(problem._replace(blockwise=False), frozenset(), int(device.compute_capability))
+    if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
+        return f"{reason}, and CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
+    return None
+
+
+def forward(problem: Problem, want: frozenset[str]) -> Result:
+    """Return what is wanted of output, lse and weights, on the current device and stream."""
+    from .launch import cuda
+
+    return cuda.forward(problem, want)
+
+
+def _no_device(cupy: Any) -> str | None:
+    """Return why there is no device for the kernels, which importing CuPy does not tell."""
+    runtime = cupy.cuda.runtime
+    if runtime.is_hip:
+        return f"CuPy is built for ROCm, on which nothing of this was tried: {_INSTALL}"
+    driver, toolkit = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if driver == 0:
+        return f"CuPy {cupy.__version__} is installed, but there is no NVIDIA driver: install the one for your GPU"
+    if driver // 1000 < toolkit // 1000:
+        return (
+            f"the NVIDIA driver is for CUDA {driver // 1000} and CuPy for CUDA {toolkit // 1000}: "
+            f"update the driver, or pip install 'sdpa-ref[cupy{driver // 1000}]' in place of this CuPy"
+        )
+    if not cupy.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        return f"the NVIDIA driver shows no GPU to this process{hint}: see what nvidia-smi lists"
+    arch = int(cupy.cuda.Device().compute_capability)
+    if arch < OLDEST:
+        return f"the GPU has compute capability {arch / 10}, and the kernels need {OLDEST / 10} (Turing) or later"
+    return None

@@ -1,0 +1,135 @@
+"""Attention in whole-array operations over `xp`, NumPy or CuPy: for what a device or a type cannot do in one kernel.
+
+Each head of each batch entry is computed on its own, in tiles of one size, so that no operation sees what else there
+is: matrix products and sums of array libraries may add in another order for another shape. Products are taken in the
+accumulation type; CuPy's of batched 16-bit arrays are slow or fail.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sdpa_ref.problem import Problem, Result
+
+Array: TypeAlias = Any
+KEYS = 4096  # of a tile; a multiple of the four keys that share a draw of the dropout
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def attend(problem: Problem, result: Result, xp: Any, keys: int = KEYS) -> None:
+    """Fill in the arrays of `result` for a problem of few rows, without rules, with any number of keys."""
+    with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
+        for n, batch in enumerate(np.ndindex(problem.batch)):
+            for h in range(problem.Hq):
+                _one_head(problem, result, xp, keys, n, (*batch, h))
+
+
+def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[int, ...]) -> None:
+    """Fill in one head of the batch entry `b`, by a softmax that goes on from tile to tile."""
+    tiles = [slice(j, min(j + keys, p.S)) for j in range(0, p.S, keys)]
+    query = p.query[at].astype(p.acc_dtype, order="C")
+    kv = (*at[:-1], at[-1] // p.group)
+    m = xp.full(p.L, -np.inf, p.acc_dtype)
+    z, o = xp.zeros(p.L, p.acc_dtype), xp.zeros((p.L, p.Ev), p.acc_dtype)
+    for tile in tiles:
+        s, keep = _scores(p, xp, query, b, at, tile)
+        top = xp.maximum(m, s.max(1))
+        base = _finite(xp, top)
+        e, shrunk = xp.exp(s - base[:, None]), xp.exp(m - base)
+        m, z = top, z * shrunk + e.sum(1)
+        if result.output is not None:
+            value = p.value[kv][tile].astype(p.acc_dtype, order="C")
+            o = o * shrunk[:, None] + _mixed(xp, e * _dropped(p, xp, b, at, tile), keep, value)
+
+    top = m if p.sink is None else xp.maximum(m, p.sink[at[-1]].astype(p.acc_dtype))
+    base = _finite(xp, top)
+    shrunk = xp.exp(m - base)
+    z = z * shrunk
+    if p.sink is not None:
+        z = z + xp.exp(p.sink[at[-1]].astype(p.acc_dtype) - base)
+    divisor = xp.where(z == 0, 1, z)
+    if result.output is not None:
+        o = xp.where((m == -np.inf)[:, None], 0, o * (shrunk / divisor)[:, None])
+        result.output[at] = o.astype(p.dtype)
+    if result.lse is not None:
+        result.lse[at] = base + xp.log(z)
+    if result.weights is not None:
+        for tile in tiles:
+            s, keep = _scores(p, xp, query, b, at, tile)
+            w = xp.where(keep, xp.exp(s - base[:, None]) / divisor[:, None], 0) * _dropped(p, xp, b, at, tile)
+            result.weights[at][:, tile] = w.astype(p.dtype)
+
+
+def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile: slice) -> tuple[Array, Array]:
+    """Return the scores (L, keys of the tile), -inf where the row drops the key, and whether it keeps it."""
+    batch, h, acc = at[:-1], at[-1], p.acc_dtype
+    limits, j = np.finfo(acc), xp.arange(tile.start, tile.stop)
+    most = float(limits.max)
+    s = query @ p.key[(*batch, h // p.group)][tile].astype(acc, order="C").T
+    s = s * acc.type(min(max(p.scale, -most), most))
+    if p.softcap is not None:
+        cap = acc.type(min(max(p.softcap, float(limits.tiny)), most / 4))
+        s = xp.tanh(s / cap) * cap
+    keep = xp.ones(s.shape, bool)
+    if p.intervals is not None:
+        prefix, start, stop = (bound[batch][:, None] for bound in p.intervals)
+        keep = (j < prefix) | ((start <= j) & (j < stop))
+    if p.dense is not None:
+        keep = keep & p.dense[at][:, tile]
+    if p.bias is not None:
+        bias = p.bias[at][:, tile].astype(np.float64)
+        keep = keep & (bias != -np.inf)
+        s = s + xp.where(xp.isfinite(bias), xp.clip(bias, -most, most), bias).astype(acc)
+    if p.slopes is not None:
+        s = s - (p.slopes[h] * abs(p.positions[batch][:, None] - j)).astype(acc)
+    if p.score_mod is not None:
+        i = xp.arange(p.first_row, p.first_row + p.L)
+        indices = (xp.full((1, 1, 1, 1), b), xp.full((1, 1, 1, 1), h), i[None, None, :, None], j[None, None, None, :])
+        plain = getattr(p.score_mod, "py_func", p.score_mod)  # of a function that Numba would compile for the CPU
+        s = xp.broadcast_to(xp.asarray(plain(s[None, None], *indices), acc), (1, 1, *s.shape))[0, 0]
+    return xp.where(keep, s, -np.inf), keep
+
+
+def _mixed(xp: Any, weights: Array, keep: Array, value: Array) -> Array:
+    """Return weights times value, where a key that a row drops adds nothing to it, not even 0 * NaN."""
+    harmful = ~xp.isfinite(value)
+    if not harmful.any():
+        return weights @ value
+    mixed = weights @ xp.where(harmful, 0, value)
+    for j in xp.flatnonzero(harmful.any(1)).tolist():
+        row = xp.where(harmful[j], value[j], 0)
+        mixed = mixed + xp.where(keep[:, j, None], weights[:, j, None] * row, 0)
+    return mixed
+
+
+def _dropped(p: Problem, xp: Any, b: int, at: tuple[int, ...], tile: slice) -> Any:
+    """Return what dropout multiplies the weights of a tile with."""
+    if p.dropout is None:
+        return p.acc_dtype.type(1)
+    i = xp.arange(p.first_row, p.first_row + p.L, dtype=np.uint64)[:, None] & _LOW
+    quads = xp.arange(tile.start // 4, -(-tile.stop // 4), dtype=np.uint64)[None, :]
+    zero = xp.zeros((p.L, quads.size), np.uint64)
+    counter = (zero + quads, zero + i, zero + np.uint64(at[-1]), zero + np.uint64(b))
+    words = xp.stack(_philox(counter, p.dropout.seed), axis=-1).reshape(p.L, -1)
+    kept = words[:, : tile.stop - tile.start] >= np.uint64(p.dropout.threshold)
+    return xp.where(kept, p.dropout.factor, 0).astype(p.acc_dtype)
+
+
+def _philox(counter: tuple[Array, ...], seed: int) -> tuple[Array, ...]:
+    """Return the four words of 32 bits, in uint64, that ten rounds of Philox 4x32 make of the counter."""
+    c0, c1, c2, c3 = counter
+    for turn in range(10):
+        k0, k1 = (
+            np.uint64((key + turn * step) & 0xFFFFFFFF)
+            for key, step in zip((seed & 0xFFFFFFFF, seed >> 32), _WEYL, strict=True)
+        )
+        a, c = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (c >> _HALF) ^ c1 ^ k0, c & _LOW, (a >> _HALF) ^ c3 ^ k1, a & _LOW
+    return c0, c1, c2, c3
+
+
+def _finite(xp: Any, top: Array) -> Array:
+    """Return the maxima, with 0 for a row that sees nothing, where -inf - -inf would be NaN."""
+    return xp.where(top == -np.inf, 0, top)

@@ -1,0 +1,38 @@
+// parameters.h: the one argument of all kernels, field by field the dtype PARAMETERS of plan.py; every field has 8 bytes.
+#pragma once
+#include "hardware.h"
+
+constexpr int AXES = 8;  // leading axes, at most
+
+struct View {  // an array that broadcasts to (*batch, heads, rows, columns); strides in bytes, data null where absent
+    char* data;
+    i64 batch[AXES], head, row, column;
+};
+
+struct Parameters {
+    View query, key, value, out;         // heads Hq, Hkv, Hkv, Hq; rows L, S, S, L; columns E, E, Ev, Ev
+    View lse, weights;                   // (*batch, Hq, L), (*batch, Hq, L, S)
+    View prefix, start, stop, position;  // int64 (*batch, L)
+    View dense, bias;                    // bool and float (*batch, Hq, L, S)
+    View slopes, sink;                   // float64 (Hq,)
+    char* workspace;                     // states of chunks of keys, see states.h
+    i64 sizes[AXES], axes;               // of the batch
+    i64 B, Hq, Hkv, L, S, E, Ev, group, first_row;
+    i64 fold;                              // heads whose rows share tiles: 1 or the group
+    i64 tiles, chunks, chunk;              // tiles of the rows of such heads, chunks of keys, keys of a chunk
+    i64 bias_type;                         // 0 half, 1 bfloat, 2 float, 3 double
+    i64 out_chunks;                        // whether rows of `out` can be written 16 bytes at a time
+    i64 threshold, seed_low, seed_high;    // of dropout; threshold 0 without
+    double scale, softcap, dropout_factor; // softcap 0 without, dropout_factor 1 without
+    double unit;                           // a row's maximum, times this, is an exponent of 2
+};
+
+// Returns the offset of batch item b.
+DEVICE i64 batch_offset(const Parameters& p, const View& view, u32 b) {
+    i64 offset = 0;
+    ROLLED for (int axis = (int)p.axes - 1; axis >= 0; axis--) {
+        offset += b % (u32)p.sizes[axis] * view.batch[axis];
+        b /= (u32)p.sizes[axis];
+    }
+    return offset;
+}

@@ -1,0 +1,100 @@
+// plain.cu: output and lse of 16 query rows without matrix units: for float64, for devices or widths that attend.cu leaves.
+//
+// A warp has 4 rows. For the scores a lane is a key, for the output it is a column of V. Specialised by ELEMENT and
+// VALUE_WIDTH (Ev in whole steps of 64); E is anything, as keys and values pass 64 columns at a time.
+constexpr int WARPS = 4, ROWS = 16, KEYS = 32, COLUMNS = 64, PITCH = COLUMNS + 1;
+
+#include "results.h"
+
+// Copies columns from `first` on of the keys or values from j on, with zeroes for what is not there; where `clean`, also
+// for what is not finite. Returns whether there was such a number.
+DEVICE bool load_columns(Number* tile, const char* source, const View& view, int rows, int columns, bool clean) {
+    bool found = false;
+    for (int x = thread_x(); x < KEYS * COLUMNS; x += THREADS) {
+        int r = x / COLUMNS, c = x % COLUMNS;
+        Number number = r < rows && c < columns ? load<Element>(source + r * view.row + c * view.column) : 0;
+        bool bad = clean && !is_finite(number);
+        tile[r * PITCH + c] = bad ? 0 : number;
+        found |= bad;
+    }
+    return found;
+}
+
+KERNEL(attend_plainly, 32 * WARPS) {
+    Table& table = *(Table*)dynamic_shared();
+    Number* tile = (Number*)(dynamic_shared() + sizeof(Table));
+    Number* weights = tile + KEYS * PITCH;
+    Number* queries = weights + ROWS * KEYS;
+    fill_table(p, table);
+    int number = thread_x() / 32, lane = thread_x() % 32, E = (int)p.E, Ev = (int)p.Ev;
+    const Task& task = table.task;
+    const Span& block = table.span;
+    Row* own = table.rows + number * WARP_ROWS;
+    Number* own_weights = weights + number * WARP_ROWS * KEYS;
+    const Number* own_queries = queries + number * WARP_ROWS * E;
+    for (int x = thread_x(); x < ROWS * E; x += THREADS) {
+        const Row& row = table.rows[x / E];
+        const char* query = task.query + row.h * p.query.head + row.i * p.query.row;
+        queries[x] = load<Element>(query + x % E * p.query.column);
+    }
+
+    Number o[WARP_ROWS][VALUE_WIDTH / 32], m[WARP_ROWS], z[WARP_ROWS];
+    UNROLL for (int r = 0; r < WARP_ROWS; r++) {
+        m[r] = -infinity();
+        z[r] = 0;
+        UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) o[r][c] = 0;
+    }
+    bool harmful = false;
+
+    ROLLED for (int j = skip(block, task.first); j < end_of_walk(block, task); j = skip(block, j + KEYS)) {
+        Number s[WARP_ROWS] = {};
+        ROLLED for (int first = 0; first < E; first += COLUMNS) {
+            barrier();  // no warp reads the tile any more
+            load_columns(tile, task.key + j * p.key.row + first * p.key.column, p.key, task.last - j, E - first, false);
+            barrier();
+            ROLLED for (int c = 0; c < least(COLUMNS, E - first); c++) {
+                Number k = tile[lane * PITCH + c];
+                UNROLL for (int r = 0; r < WARP_ROWS; r++) s[r] = multiply_add(own_queries[r * E + first + c], k, s[r]);
+            }
+        }
+        barrier();
+        UNROLL for (int r = 0; r < WARP_ROWS; r++) {
+            s[r] = adjusted(p, own[r], j + lane, s[r]);
+            Number top = s[r];
+            UNROLL for (int mask = 1; mask < 32; mask *= 2) top = maximum(top, shuffle_xor(top, mask));
+            top = maximum(top, m[r]);
+            Number base = top == -infinity() ? 0 : top, shrink = power_of_2((m[r] - base) * (Number)LOG2_E);
+            Number weight = power_of_2((s[r] - base) * (Number)LOG2_E);
+            m[r] = top;
+            z[r] = multiply_add(z[r], shrink, weight);  // of this lane's keys
+            UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) o[r][c] *= shrink;
+            bool kept = !p.threshold || keeps_weight(p, task.b, own[r], j + lane);
+            own_weights[r * KEYS + lane] = kept ? weight : 0;
+        }
+        UNROLL for (int first = 0; first < VALUE_WIDTH; first += COLUMNS) {
+            const char* source = task.value + j * p.value.row + first * p.value.column;
+            if (first > 0) barrier();
+            harmful |= load_columns(tile, source, p.value, task.last - j, Ev - first, !kept_whole(p, block, j));
+            barrier();
+            ROLLED for (int x = 0; x < KEYS; x++) {
+                UNROLL for (int c = 0; c < COLUMNS / 32; c++) {
+                    Number v = tile[x * PITCH + c * 32 + lane];
+                    UNROLL for (int r = 0; r < WARP_ROWS; r++) {
+                        Number& sum = o[r][first / 32 + c];
+                        sum = multiply_add(own_weights[r * KEYS + x], v, sum);
+                    }
+                }
+            }
+        }
+    }
+
+    UNROLL for (int r = 0; r < WARP_ROWS; r++) {
+        UNROLL for (int mask = 1; mask < 32; mask *= 2) z[r] += shuffle_xor(z[r], mask);
+        Number ratio = leave(p, task, own[r], m[r], z[r], lane == 0);
+        UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) {
+            bool there = own[r].real && c * 32 + lane < Ev;
+            if (there) put(p, task, own[r], c * 32 + lane, z[r] == 0 ? 0 : o[r][c] * ratio);
+        }
+    }
+    if (barrier_any(harmful)) repair(p, table);
+}

@@ -1,0 +1,103 @@
+// products.h: the two products of a warp by matrix units. A step takes 32 bytes of a row: 16 numbers of 16 bits or 8 of 32.
+//
+// Fragments: lane l, with g = l / 4 and t = l % 4, holds of a 16x8 tile of scores or outputs the elements
+// 0: (g, 2 t), 1: (g, 2 t + 1), 2: (g + 8, 2 t), 3: (g + 8, 2 t + 1).
+#pragma once
+#include "tiles.h"
+
+#if ELEMENT == 2
+
+struct Split {  // x = big + small, as far as two TF32 numbers can hold it
+    u32 whole, big, small;
+};
+
+DEVICE Split split(u32 bits) {
+    u32 whole = to_tf32(float_of(bits)), rest = to_tf32(float_of(bits) - float_of(whole));
+    u32 finite = ~(u32)((int)((bits & 0x7f800000u) + 0x00800000u) >> 31);  // infinity counts once, in `whole`: times the
+    return {whole, whole & finite, rest & finite};                         // other's small part it may be NaN
+}
+
+// d += a b to about 22 bits: what is left out, small times small, is below their last.
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    Split x[4] = {split(a[0]), split(a[1]), split(a[2]), split(a[3])}, y[2] = {split(b0), split(b1)};
+    mma_1688_tf32(d, {x[0].small, x[1].small, x[2].small, x[3].small}, {y[0].big, y[1].big});
+    mma_1688_tf32(d, {x[0].big, x[1].big, x[2].big, x[3].big}, {y[0].small, y[1].small});
+    mma_1688_tf32(d, {x[0].whole, x[1].whole, x[2].whole, x[3].whole}, {y[0].whole, y[1].whole});
+}
+
+#elif TURING
+
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_1688(d, a[0], a[1], b0, Element());
+    mma_1688(d, a[2], a[3], b1, Element());
+}
+
+#else
+
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_16816(d, a, {b0, b1}, Element()); }
+
+#endif
+
+template <int M, int N> DEVICE void fill(float (&tile)[M][N][4], float number) {
+    UNROLL for (int x = 0; x < M * N * 4; x++) tile[x / 4 / N][x / 4 % N][x % 4] = number;
+}
+
+// s = Q K^T for the warp's rows of a tile of queries and all rows of a tile of keys.
+DEVICE void score(float (&s)[ROW_TILES][KEYS / 8][4], const char* queries, const char* keys) {
+    int lane = thread_x() % 32;
+    fill(s, 0);
+    queries += lane % 16 * pitch(WIDTH) + lane / 16 * 16;
+    keys += (lane % 8 + lane / 16 * 8) * pitch(WIDTH) + lane / 8 % 2 * 16;
+    ROLLED for (int step = 0; step < WIDTH * (int)sizeof(Element); step += 32) {
+        u32 a[ROW_TILES][4];
+        UNROLL for (int rt = 0; rt < ROW_TILES; rt++) ldmatrix_x4(a[rt], queries + rt * 16 * pitch(WIDTH) + step);
+        UNROLL for (int n = 0; n < KEYS / 8; n += 2) {
+            u32 b[4];  // 16 keys
+            ldmatrix_x4(b, keys + n * 8 * pitch(WIDTH) + step);
+            UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+                multiply(s[rt][n], a[rt], b[0], b[1]);
+                multiply(s[rt][n + 1], a[rt], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// o += P V, the weights P as `score` left them, rounded to the type of V.
+DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], const float (&p)[ROW_TILES][KEYS / 8][4], const char* values) {
+    int lane = thread_x() % 32;
+#if ELEMENT == 2
+    // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment wants t and t + 4: the rows of V are
+    // taken in that order, too.
+    values += lane % 4 * 2 * pitch(VALUE_WIDTH) + lane / 4 * 4;
+    UNROLL for (int k = 0; k < KEYS / 8; k++) {
+        u32 a[ROW_TILES][4];
+        UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+            UNROLL for (int x = 0; x < 4; x++) a[rt][x] = bits_of(p[rt][k][x % 2 * 2 + x / 2]);
+        }
+        UNROLL for (int n = 0; n < VALUE_WIDTH / 8; n++) {
+            const char* at = values + k * 8 * pitch(VALUE_WIDTH) + n * 32;
+            u32 b0 = *(const u32*)at, b1 = *(const u32*)(at + pitch(VALUE_WIDTH));
+            UNROLL for (int rt = 0; rt < ROW_TILES; rt++) multiply(o[rt][n], a[rt], b0, b1);
+        }
+    }
+#else
+    values += lane % 16 * pitch(VALUE_WIDTH) + lane / 16 * 16;
+    UNROLL for (int k = 0; k < KEYS / 8; k += 2) {
+        u32 a[ROW_TILES][4];
+        UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+            UNROLL for (int x = 0; x < 4; x++) {
+                const float(&pair)[4] = p[rt][k + x / 2];
+                a[rt][x] = pack2(pair[x % 2 * 2], pair[x % 2 * 2 + 1], Element());
+            }
+        }
+        UNROLL for (int n = 0; n < VALUE_WIDTH / 8; n += 2) {
+            u32 b[4];
+            ldmatrix_x4_trans(b, values + k * 8 * pitch(VALUE_WIDTH) + n * 16);
+            UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+                multiply(o[rt][n], a[rt], b[0], b[1]);
+                multiply(o[rt][n + 1], a[rt], b[2], b[3]);
+            }
+        }
+    }
+#endif
+}

@@ -1,0 +1,131 @@
+// rows.h: which query rows a block has, which keys they see, and the walk over the tiles of keys that some row sees.
+#pragma once
+#include "numbers.h"
+
+struct Row {
+    int prefix, start, stop;  // sees keys [0, prefix) and [start, stop)
+    int h, i;                 // head and index
+    int real;                 // 0: a copy of the last row that fills up the tile
+    const char *dense, *bias;
+    i64 position;
+    Number slope;
+    Number m;  // its largest score, in the end
+    char odd[24 - 2 * sizeof(Number)];  // so that eight neighbours lie in different banks
+};
+
+struct Span {  // over several rows
+    int prefix_least, prefix_most, start_least, start_most, stop_least, stop_most;
+};
+
+struct Task {  // of a block
+    const char *query, *key, *value;  // of its batch item and, for keys and values, its head
+    u32 b;
+    int head, tile, chunk;  // first head, number of the tile of rows and of the chunk of keys
+    int first, last;        // the chunk has the keys [first, last)
+};
+
+static_assert(sizeof(Task) == 48 && sizeof(Span) == 24 && sizeof(Row) == 72, "TASK_, SPAN_ and ROW_BYTES of plan.py");
+
+DEVICE Task take_task(const Parameters& p) {
+    Task task;
+    u32 index = (u32)block_x(), heads = (u32)(p.Hq / p.fold);
+    task.chunk = index % (u32)p.chunks;
+    index /= (u32)p.chunks;
+    task.tile = (int)((u32)p.tiles - 1 - index % (u32)p.tiles);  // under a causal mask the last tiles take longest
+    index /= (u32)p.tiles;
+    task.b = index / heads;
+    task.head = (int)(index % heads * (u32)p.fold);
+    task.first = (int)(task.chunk * p.chunk);
+    task.last = (int)(task.first + p.chunk < p.S ? task.first + p.chunk : p.S);
+    i64 kv = task.head / (int)p.group;
+    task.query = p.query.data + batch_offset(p, p.query, task.b);
+    task.key = p.key.data + batch_offset(p, p.key, task.b) + kv * p.key.head;
+    task.value = p.value.data + batch_offset(p, p.value, task.b) + kv * p.value.head;
+    return task;
+}
+
+DEVICE int look(const Parameters& p, const View& view, u32 b, int i, i64 otherwise) {
+    return (int)(view.data ? *(const i64*)(view.data + batch_offset(p, view, b) + i * view.row) : otherwise);
+}
+
+// Returns row number `index` of those that share tiles.
+DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
+    Row row;
+    int rows = (int)(p.fold * p.L);
+    row.real = index < rows;
+    index = row.real ? index : rows - 1;
+    row.h = head + index / (int)p.L;
+    row.i = index % (int)p.L;
+    row.prefix = look(p, p.prefix, b, row.i, 0);
+    row.start = look(p, p.start, b, row.i, 0);
+    row.stop = look(p, p.stop, b, row.i, p.S);
+    i64 dense = batch_offset(p, p.dense, b) + row.h * p.dense.head + row.i * p.dense.row;
+    i64 bias = batch_offset(p, p.bias, b) + row.h * p.bias.head + row.i * p.bias.row;
+    row.dense = p.dense.data ? p.dense.data + dense : nullptr;
+    row.bias = p.bias.data ? p.bias.data + bias : nullptr;
+    row.slope = 0;
+    row.position = 0;
+    if (p.slopes.data) {
+        row.slope = load<double>(p.slopes.data + row.h * p.slopes.head);
+        row.position = *(const i64*)(p.position.data + batch_offset(p, p.position, b) + row.i * p.position.row);
+    }
+    row.m = 0;
+    return row;
+}
+
+DEVICE int least(int a, int b) { return a < b ? a : b; }
+DEVICE int most(int a, int b) { return a > b ? a : b; }
+
+DEVICE Span joined(Span a, Span b) {
+    return {least(a.prefix_least, b.prefix_least), most(a.prefix_most, b.prefix_most),
+            least(a.start_least, b.start_least),   most(a.start_most, b.start_most),
+            least(a.stop_least, b.stop_least),     most(a.stop_most, b.stop_most)};
+}
+
+// What a block knows of its work. It lies in shared memory to be looked up, as registers are few.
+struct alignas(16) Table {
+    Task task;
+    Span span, spans[WARPS];  // of all rows, and of each warp's
+    Row rows[ROWS];
+};
+
+// Fills the table, a row a thread, and ends with a barrier.
+DEVICE void fill_table(const Parameters& p, Table& table) {
+    static_assert(WARP_ROWS <= 32, "a row a lane");
+    Task task = take_task(p);
+    int warp = thread_x() / 32, lane = thread_x() % 32, r = warp * WARP_ROWS + lane % WARP_ROWS;
+    Row row = make_row(p, task.b, task.head, task.tile * ROWS + r);
+    if (lane < WARP_ROWS) table.rows[r] = row;
+    int start = row.start < row.stop ? row.start : 1 << 30;  // an empty interval begins nowhere
+    Span span = {row.prefix, row.prefix, start, row.start, row.stop, row.stop};
+    UNROLL for (int mask = 1; mask < WARP_ROWS; mask *= 2) {
+        Span other = {shuffle_xor(span.prefix_least, mask), shuffle_xor(span.prefix_most, mask),
+                      shuffle_xor(span.start_least, mask),  shuffle_xor(span.start_most, mask),
+                      shuffle_xor(span.stop_least, mask),   shuffle_xor(span.stop_most, mask)};
+        span = joined(span, other);
+    }
+    if (lane == 0) table.spans[warp] = span;
+    barrier();
+    if (thread_x() == 0) {
+        for (int w = 0; w < WARPS; w++) span = joined(span, table.spans[w]);
+        table.span = span;
+        table.task = task;
+    }
+    barrier();
+}
+
+// Returns whether every row sees all of the keys [j, end), and whether some row may see one of them.
+DEVICE bool complete(const Span& span, int j, int end) {
+    return span.prefix_least >= end || (span.start_most <= j && span.stop_least >= end);
+}
+DEVICE bool touched(const Span& span, int j, int end) {
+    return span.prefix_most > j || (span.start_least < end && span.stop_most > j);
+}
+
+// Returns the first key, at j or later, of a tile of KEYS keys that some row sees; j is a multiple of KEYS.
+DEVICE int skip(const Span& span, int j) {
+    return j < span.prefix_most ? j : most(j, span.start_least / KEYS * KEYS);
+}
+DEVICE int end_of_walk(const Span& span, const Task& task) {
+    return least(most(span.prefix_most, span.stop_most), task.last);
+}

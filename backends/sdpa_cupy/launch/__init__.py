@@ -1,0 +1,51 @@
+"""The way of a problem through a launcher: the same for CuPy, for the fibers and for the interpreter of PTX."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from sdpa_cupy import arrays
+from sdpa_cupy.plan import Launch, Plan, bound, fused, make_plan
+from sdpa_cupy.strips import in_strips, new_result
+from sdpa_ref.problem import Problem, Result
+
+
+class Launcher(Protocol):
+    """What runs kernels somewhere."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array in the memory that kernels write; of type uint8 for what the launches of one call share."""
+
+    def address(self, array: Any) -> int:
+        """Return where an array begins, 0 for None."""
+
+    def run(self, launch: Launch, parameters: np.ndarray[Any, Any]) -> None:
+        """Run a kernel after those before it."""
+
+
+def forward(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np) -> Result:
+    """Return what is wanted: by the kernels, or by `arrays` over `xp` where `fused` says why they cannot."""
+
+    def by_kernels(strip: Problem, views: Result) -> None:
+        attend(strip, want, make_plan(strip, want, arch), launcher, views)
+
+    def by_arrays(strip: Problem, views: Result) -> None:
+        arrays.attend(strip, views, xp)
+
+    if fused(problem._replace(blockwise=False), want, arch) is not None:
+        return in_strips(problem, want, launcher.empty, by_arrays)
+    if problem.blockwise:
+        return in_strips(problem, want, launcher.empty, by_kernels)
+    return attend(problem, want, make_plan(problem, want, arch), launcher)
+
+
+def attend(
+    problem: Problem, want: frozenset[str], plan: Plan, launcher: Launcher, result: Result | None = None
+) -> Result:
+    """Return what is wanted of a problem without rules, in the arrays of `result` where it is given."""
+    result = new_result(problem, want, launcher.empty) if result is None else result
+    workspace = launcher.empty((plan.workspace,), np.uint8) if plan.workspace else None
+    parameters = bound(plan, launcher.address, problem, *result, launcher.address(workspace))
+    for launch in plan.launches:
+        launcher.run(launch, parameters)
+    return result

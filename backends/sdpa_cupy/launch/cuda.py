@@ -1,0 +1,148 @@
+"""The launcher for a device: CuPy's current stream and memory, cubins for the exact architecture.
+
+The status of every launch is checked, and a launch that fails raises at once. What a kernel does wrong while it runs
+shows at a later call, as always in CUDA; with ``CUDA_LAUNCH_BLOCKING=1`` it shows at the launch.
+
+A call that becomes part of a CUDA graph neither loads modules nor moves numbers to the device: the same call before
+the capture has done both. All memory that the graph touches is kept for ever, as nobody tells when a graph is gone.
+"""
+
+from functools import cache, lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from sdpa_cupy.compile import compiled
+from sdpa_cupy.launch import forward as launched
+from sdpa_cupy.plan import Launch, fused
+from sdpa_ref.problem import Problem, Result
+
+_COLD = "make this call once on this stream before it is captured: {} not on the device yet"
+_captured: list[Any] = []  # what graphs read and write
+_shared: dict[tuple[int, int], Any] = {}  # by device and stream, what the calls of its present capture share
+
+
+class Cuda(NamedTuple):
+    """The launcher for the current device."""
+
+    device: int
+    arch: int
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a new array, or bytes that only the launches of one call use."""
+        return self._bytes(*shape) if dtype is np.uint8 else cupy.empty(shape, dtype)
+
+    def address(self, array: Any) -> int:
+        """Return where an array begins, 0 for None."""
+        return 0 if array is None else array.data.ptr
+
+    def run(self, launch: Launch, parameters: np.ndarray[Any, Any]) -> None:
+        """Launch a kernel on the current stream, with the parameter block by value.
+
+        Raises
+        ------
+        RuntimeError
+            What the driver says, with the launch.
+        """
+        try:
+            kernel = _kernel(self.device, self.arch, launch.source, launch.defines, launch.kernel)
+            if launch.shared > kernel.max_dynamic_shared_size_bytes:
+                kernel.max_dynamic_shared_size_bytes = launch.shared
+            kernel(launch.grid, (launch.threads,), (parameters,), shared_mem=launch.shared)
+        except RuntimeError as error:
+            error.add_note(f"at {launch} on device {self.device} of compute capability {self.arch / 10}")
+            raise
+
+    def _bytes(self, size: int) -> Any:
+        """Return memory that is used again, in the order of the stream; the calls of one capture share theirs."""
+        place = _place()
+        if not capturing():
+            _shared.pop(place, None)  # of a capture that has ended
+            return cupy.empty(size, np.uint8)
+        if place not in _shared or _shared[place].size < size:
+            _shared[place] = cupy.empty(size, np.uint8)  # CuPy's pool has it from the call before the capture
+            _captured.append(_shared[place])
+        return _shared[place]
+
+
+def forward(problem: Problem, want: frozenset[str]) -> Result:
+    """Return what is wanted, on the current device and stream.
+
+    Raises
+    ------
+    RuntimeError
+        In the capture of a graph: for a problem that needs the host, and for what has not run before.
+    """
+    launcher, captured = current(), capturing()
+    reason = _uncapturable(problem, want, launcher.arch) if captured else None
+    if reason is not None:
+        raise RuntimeError(f"this call cannot be captured: {reason}")
+    problem = on_device(problem)
+    result = launched(problem, want, launcher.arch, launcher, cupy)
+    if captured:
+        _captured.append((problem, result))
+    return result
+
+
+def current() -> Cuda:
+    """Return the launcher for the current device."""
+    device = cupy.cuda.Device()
+    return Cuda(device.id, int(device.compute_capability))
+
+
+def capturing() -> bool:
+    """Return whether the current stream is being captured, which a default stream cannot be."""
+    stream = cupy.cuda.get_current_stream()
+    return stream.ptr > 1 and bool(stream.is_capturing())
+
+
+def _uncapturable(problem: Problem, want: frozenset[str], arch: int) -> str | None:
+    """Return what a call does besides launches, whose memory others could get while a graph still uses it."""
+    if isinstance(problem.sink, cupy.ndarray):
+        return "its sink has to be made float64, which NumPy's numbers would be beforehand"
+    return fused(problem, want, arch)
+
+
+def on_device(problem: Problem) -> Problem:
+    """Return the problem with what the host has made of mask, positions, slopes and sink in the device's memory."""
+    intervals = problem.intervals
+    return problem._replace(
+        intervals=None if intervals is None else type(intervals)(*map(_moved, intervals)),
+        positions=_moved(problem.positions),
+        slopes=_moved(problem.slopes),
+        sink=_moved(problem.sink),
+    )
+
+
+def _moved(array: Any) -> Any:
+    """Return a small array's numbers on the device, where they stay for the next call with the same."""
+    if not isinstance(array, np.ndarray):
+        return array
+    few = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+    return cupy.broadcast_to(_constant(_place(), few.shape, few.dtype.str, few.tobytes()), array.shape)
+
+
+@lru_cache(maxsize=256)
+def _constant(place: tuple[int, int], shape: tuple[int, ...], dtype: str, numbers: bytes) -> Any:
+    if capturing():
+        raise RuntimeError(_COLD.format("its mask, positions, slopes or sink are"))
+    return cupy.asarray(np.frombuffer(numbers, dtype).reshape(shape))
+
+
+def _place() -> tuple[int, int]:
+    """Return device and stream, in whose order memory is used again."""
+    return cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
+
+
+@cache
+def _kernel(device: int, arch: int, source: str, defines: tuple[tuple[str, Any], ...], name: str) -> Any:
+    """Return a kernel that is loaded on the current device."""
+    if capturing():
+        raise RuntimeError(_COLD.format(f"the kernel {name} is"))
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "kernels.cubin")  # CuPy loads machine code from files
+        file.write_bytes(compiled(source, defines, arch))
+        return cupy.RawModule(path=str(file)).get_function(name)
