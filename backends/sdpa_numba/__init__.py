@@ -8,7 +8,6 @@ from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
 from .ahead import details, warmup
-from .gradients import differentiate
 from .plan import Plan, make_plan, missing_features
 from .strips import compiled, forward_in_strips
 from .threads import run
@@ -41,6 +40,8 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
 
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
+    from .gradients import differentiate  # whoever does not train does not wait for it
+
     return differentiate(problem, grad_output, grad_lse, result, forward)
 
 

@@ -13,11 +13,32 @@ from llvmlite.binding import Linkage
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import (
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import (
+    DeadBranchPrune,
+    FixupArgs,
+    GenericRewrites,
+    IRProcessing,
+    ReconstructSSA,
+    RewriteSemanticConstants,
+    TranslateByteCode,
+)
 
 from .atomic import words
 from .cache import jit
 
 SIGNATURE = (numba.int64,)  # of every kernel: the address of a call
+STAGES = [
+    TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants, DeadBranchPrune, GenericRewrites,
+    ReconstructSSA, NopythonTypeInference, PreLowerStripPhis, IRLegalization, NativeLowering, NoPythonBackend,
+]  # fmt: skip
 
 
 class PartLibrary(JITCodeLibrary):
@@ -65,7 +86,15 @@ class KernelLibrary(JITCodeLibrary):
 
 
 class PartCompiler(Compiler):
-    """The pipeline of a part."""
+    """The pipeline of a part: of Numba's passes those that plain loops over numbers need, half of all."""
+
+    def define_pipelines(self):
+        """Return the passes."""
+        passes = PassManager("part")
+        for stage in STAGES:
+            passes.add_pass(stage, stage._name)
+        passes.finalize()
+        return [passes]
 
     def compile_extra(self, function):
         """Compile into the library that this pipeline is for."""

@@ -70,7 +70,7 @@ def kernel(dtype, sizes):
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     load_one, load_source, store_narrow = loader(acc, acc), loader(dtype, acc), storer(dtype)
     exp, tanh = elementary.functions(acc, lanes)
-    pack_keys, _ = transposing(dtype, acc, acc, lanes)
+    pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
     pack_values = value_packer(dtype, acc, lanes)
     four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
     four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))

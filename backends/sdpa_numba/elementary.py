@@ -3,11 +3,10 @@
 from functools import cache
 from math import factorial, log
 
-import numba
 import numpy as np
 
 from .compilation import part
-from .simd import absolute, copysign, fma, power_of_two, select, splatter
+from .simd import absolute, copysign, fma, polynomial, power_of_two, select, splatter
 
 LOG2_E = 1 / log(2)
 # 2**f = 1 + f * P(f) for |f| <= 1/2: least maximum error (2e-9) for float32, Taylor's series (1e-17) for float64
@@ -27,7 +26,7 @@ def functions(name, lanes):
     """Return ``exp(x)``, for x up to 0, and ``tanh(x)`` on vectors of this type."""
     number, splat = np.dtype(name).type, splatter(name, lanes)
     magic, lowest, log2_e = number(MAGIC[name]), number(LOWEST[name]), number(LOG2_E)
-    leading, others = number(POLYNOMIALS[name][-1]), tuple(number(c) for c in POLYNOMIALS[name][-2::-1])
+    evaluate = polynomial(name, lanes, POLYNOMIALS[name])
     one, two, saturated = number(1), number(2), number(2 * 20)
 
     @part
@@ -35,10 +34,7 @@ def functions(name, lanes):
         """Return f * P(f) and 2**n, where exp(x) = (1 + f * P(f)) * 2**n."""
         shifted = fma(x, splat(log2_e), splat(magic))
         f = fma(x, splat(log2_e), splat(magic) - shifted)
-        polynomial = splat(leading)
-        for coefficient in numba.literal_unroll(others):
-            polynomial = fma(polynomial, f, splat(coefficient))
-        return f * polynomial, power_of_two(shifted)
+        return f * evaluate(f), power_of_two(shifted)
 
     @part
     def exp(x):

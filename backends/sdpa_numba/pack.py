@@ -11,16 +11,17 @@ from .unrolled import transposer
 
 
 @cache
-def transposing(source, target, working, lanes):
-    """Return ``turn(a, a_row, a_column, rows, width, b, b_row, b_column)``: columns of `a` become rows of `b`.
+def transposing(source, target, working, lanes, ahead=False):
+    """Return ``turn_in`` and ``turn_out``, by which columns of `a` become rows of `b`.
 
-    `rows` is at most `lanes`. The rows that are missing repeat the last one; `clip` says not to write beyond `rows`.
+    `rows` is at most `lanes`. The rows that are missing repeat the last one, and are not written where there is no room
+    for them. With `ahead`, rows that follow are asked for.
     """
     a_size, b_size = itemsize(source), itemsize(target)
     load, store = loader(source, working), storer(target)
     piece = min(lanes, 16 // itemsize(working))
     square, narrow = (transposer(source, target, working, lanes, columns) for columns in (lanes, piece))
-    stream = transposer(source, target, working, lanes, lanes, ahead=True)
+    stream = transposer(source, target, working, lanes, lanes, ahead=True) if ahead else square
     quarter = transposer(source, target, working, piece, lanes)
 
     @part
@@ -30,7 +31,7 @@ def transposing(source, target, working, lanes):
         if a_column == a_size:
             done = width - width % lanes
             for e in range(0, done, lanes):
-                if rows == lanes:  # the common case, in which no address needs a comparison
+                if ahead and rows == lanes:  # the common case, in which no address needs a comparison
                     stream(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
                 else:
                     square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)

@@ -26,7 +26,7 @@ def packing(dtype, sizes):
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
     64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
     """
-    pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel)
+    pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel, ahead=True)
     pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     store = storer("int64")

@@ -11,7 +11,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-from .emit import I32, I64, call, read, splat_value, write
+from .emit import I32, I64, LLVM, call, read, splat_value, write
 
 
 class Vector(types.Type):
@@ -107,6 +107,24 @@ def splatter(target, lanes):
         return Vector(element, lanes)(element), generate
 
     return splat
+
+
+def polynomial(target, lanes, coefficients):
+    """Return ``evaluate(x)``: the polynomial with these coefficients, from that of the power 0 on, by Horner's rule."""
+    vector = Vector(getattr(types, target), lanes)
+
+    @intrinsic
+    def evaluate(_, x):
+        def generate(context, builder, signature, arguments):
+            (x,) = arguments
+            *others, value = (splat_value(builder, LLVM[target](float(c)), lanes) for c in coefficients)
+            for coefficient in reversed(others):
+                value = call(builder, "fma", value, x, coefficient)
+            return value
+
+        return vector(vector), generate
+
+    return evaluate
 
 
 def record_reader(dtype):

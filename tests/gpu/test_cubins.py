@@ -5,10 +5,12 @@ meant, ``python tests/gpu/test_cubins.py`` writes the budget anew.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,7 +99,8 @@ def test_the_budget_is_for_what_is_measured():
 
 def write_budget():
     """Write down what the kernels take now, registers rounded up to what the hardware gives."""
-    budget = {name: measured(name) for name in ALL}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        budget = dict(zip(ALL, pool.map(measured, ALL), strict=True))
     for name, kernels in budget.items():
         for kernel, found in kernels.items():
             if found["local bytes"]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from compiler import needs_compiler
+from hypothesis import settings
 from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
 from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers, build
@@ -19,6 +20,7 @@ from sdpa_ref.testing.cases import case
 
 pytestmark = needs_compiler
 
+EVERY = 1 if settings.default.max_examples >= 1000 else 2  # all in the nightly profile
 WRONG = "is wrong"
 RACE = "race: |under way"
 
@@ -148,8 +150,9 @@ def copy(tmp_path, monkeypatch):
     return shutil.copytree(KERNELS, tmp_path / "kernels")
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_found(fault, copy):
+@pytest.mark.parametrize("name", list(FAULTS)[::EVERY])
+def test_a_planted_fault_is_found(name, copy):
+    fault = FAULTS[name]
     file = copy / fault.file
     text = file.read_text()
     assert fault.old in text, f"{fault.file} has no {fault.old!r} any more: plant this fault elsewhere"
@@ -157,6 +160,6 @@ def test_a_planted_fault_is_found(fault, copy):
     assert re.search(fault.by, finding(copy, fault.words, fault.want))
 
 
-@pytest.mark.parametrize("words", [dict(words) for words in {tuple(f.words.items()) for f in FAULTS.values()}], ids=str)
-def test_the_source_as_it_is_has_none_of_them(words, copy):
-    assert finding(copy, words, frozenset({"output", "lse", "weights"})) == ""
+@pytest.mark.parametrize("name", list(FAULTS)[:: 10 if EVERY > 1 else 1])
+def test_there_is_none_in_the_source_as_it_is(name, copy):
+    assert finding(copy, FAULTS[name].words, FAULTS[name].want) == ""

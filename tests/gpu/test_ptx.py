@@ -121,7 +121,7 @@ FAULTS = {  # file, what stands there, what is put in its place, the type of the
     "copies of 8 bytes": ("hardware.h", "valid ? 16 : 0", "valid ? 8 : 0", "float16"),
     "shuffles among half a warp": ("hardware.h", "__shfl_xor_sync(0xffffffffu", "__shfl_xor_sync(0xffffu", "float16"),
     "a logarithm for a power": ("hardware.h", "ex2.approx.ftz.f32 %0", "lg2.approx.ftz.f32 %0", "float16"),
-    "TF32 without its small part": ("products.h", "finite ? to_tf32(rest) : 0", "0", "float32"),
+    "TF32 without its small part": ("products.h", "to_tf32(float_of(bits) - float_of(whole))", "0", "float32"),
     "rows misaligned": ("tiles.h", "(int)sizeof(Element) + 16;", "(int)sizeof(Element) + 8;", "float16"),
 }  # fmt: skip
 EVERY_DAY = 5
@@ -131,8 +131,8 @@ BARRIERS = [
     if file.name != "hardware.h"
     for match in re.finditer(r"\bbarrier\(\);", file.read_text())
 ]
-WITH_BARRIERS = [  # several tiles, queries of several warps, values that are repaired
-    dict(L=70, S=140, E=16, Ev=16, dtype="float16"),
+WITH_BARRIERS = [  # several tiles, queries of several warps, outputs wider than queries, values that are repaired
+    dict(L=70, S=140, E=16, Ev=48, dtype="float16"),
     dict(L=33, S=140, E=16, Ev=16, dtype="float16", memory="sliced", mask=("causal",), poison=True),
     dict(L=17, S=70, E=70, Ev=70, dtype="float64"),
 ]  # fmt: skip

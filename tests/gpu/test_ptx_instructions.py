@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ml_dtypes", reason="the interpreter of PTX rounds to bfloat16 with ml_dtypes")
+pytest.importorskip("platformdirs", reason="the cache of compiled kernels lies where platformdirs says")
 
 import ml_dtypes
 from sdpa_cupy.launch.ptx import Fault, Global, UnknownInstruction, kernels, run

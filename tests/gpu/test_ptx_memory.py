@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ml_dtypes", reason="the interpreter of PTX rounds to bfloat16 with ml_dtypes")
+pytest.importorskip("platformdirs", reason="the cache of compiled kernels lies where platformdirs says")
 
 from sdpa_cupy.launch.ptx import Fault, Global, kernels, run
 from sdpa_cupy.plan import Launch
@@ -140,6 +141,11 @@ def test_faults(name):
 
 def test_shared_memory_is_nan_at_first():
     assert set(execute(READ.format("%here"))) == {0xFFFFFFFF}
+
+
+def test_a_variable_of_the_kernel_lies_before_what_the_launch_adds():
+    body = ".shared .align 4 .b8 fixed[256]; mov.u32 %x, memory; mov.u32 %r1, fixed; sub.u32 %x, %x, %r1;"
+    assert set(execute(body + "st.global.u32 [%out], %x;")) == {256}
 
 
 def test_between_the_elements_of_a_view_there_is_nothing():

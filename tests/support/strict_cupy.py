@@ -155,3 +155,15 @@ def module(arch=80, driver=13000, toolkit=13000, available=True):
     )
     cupy.stream, cupy.device = stream, device
     return cupy
+
+
+def qkv(L=5, S=7, E=16, Ev=24, Hq=4, Hkv=2, batch=(2,), dtype=np.float32):
+    """Return NumPy arrays to be moved."""
+    rng = np.random.default_rng(5)
+    shapes = (*batch, Hq, L, E), (*batch, Hkv, S, E), (*batch, Hkv, S, Ev)
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+def plain(s, b, h, i, j):
+    """Return scores that depend on all that a `score_mod` gets."""
+    return np.where(j > 3, s - 0.5 * h, s + 0.25 * (i + b))

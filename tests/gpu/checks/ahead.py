@@ -31,6 +31,8 @@ class Compiler:
 
 def compile_for(arch, rounds):
     """Compile what the laws, the small problems and the timings need; show progress."""
+    import ml_dtypes  # noqa: F401  # with it NumPy knows bfloat16 by name
+
     from .laws import SMALL
     from .peers import DECODE, ERRORS, SHAPES
 

@@ -41,6 +41,8 @@ def _errors(dtype, B, Hq, Hkv, L, S, E, causal):
 
 def timings(dry):
     """Yield medians in microseconds and TFLOP/s (GB/s for one row), beside PyTorch's cuDNN and flash kernels."""
+    import ml_dtypes  # noqa: F401  # with it NumPy knows bfloat16 by name
+
     for dtype in ("float16", "bfloat16"):
         for B, H, L, E in SHAPES:
             for causal in (False, True):

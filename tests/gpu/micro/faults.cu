@@ -36,5 +36,9 @@ KERNEL(misbehave, 64) {
         case 19: copy_async_16(memory + t * 16, p.in, true); commit_copies(); wait_copies<0>();
                  p.out[t] = memory[t * 16 ^ 16]; break;
         case 20: memory[t * 16 + 16] = 1; break;
+        case 21: {
+            auto first = [&](Chunk chunk) { return (char)(chunk.words[0] + chunk.words[3]); };
+            p.out[t] = first(*(const Chunk*)(p.in + 64)) + first(*(const Chunk*)(p.in + 80)); break;
+        }
     }
 }

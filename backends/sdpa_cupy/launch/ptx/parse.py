@@ -8,7 +8,7 @@ INTEGERS = {f"{letter}{8 * size}": size for letter in "bus" for size in (1, 2, 4
 SIZES = INTEGERS | {"pred": 1, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+(\w+)\s*\(([^)]*)\)([^{]*)\{")
-_VARIABLE = re.compile(r"\.(param|shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?")
+_VARIABLE = re.compile(r"\.(param|shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(\[\d*\])?")
 _STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[\w$]+):|(?P<text>[^;{}][^;]*);)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
@@ -67,22 +67,24 @@ def braced(operand: str) -> list[str]:
 
 def _kernel(name: str, declared: str, rest: str) -> Kernel:
     kernel = Kernel(name, {}, {"param": 0, "shared": 0, "local": 0}, {}, (), {}, {})
-    _place(kernel, declared)
     code: list[Instruction] = []
     label = ""
-    for text, is_label in _statements(rest, kernel):
+    for text, is_label in _statements(rest, kernel.registers):
         if is_label:
             label = text
-            kernel.labels[text] = len(code)
+            kernel.labels[label] = len(code)
         elif text.startswith(".branchtargets"):
             kernel.targets[label] = tuple(_NAME.findall(text)[1:])
-        elif not text.startswith("."):
+        elif text.startswith("."):
+            declared += text
+        else:
             code.append(_instruction(text))
+    _place(kernel, declared)
     return kernel._replace(code=tuple(code))
 
 
-def _statements(rest: str, kernel: Kernel) -> Iterator[tuple[str, bool]]:
-    """Yield labels and statements of the body; registers of inner blocks get names of their own."""
+def _statements(rest: str, registers: dict[str, str]) -> Iterator[tuple[str, bool]]:
+    """Yield labels and statements of the body, and note its registers; those of inner blocks get names of their own."""
     scopes: list[dict[str, str]] = [{}]
     position = inner = 0
     while scopes:
@@ -98,18 +100,19 @@ def _statements(rest: str, kernel: Kernel) -> Iterator[tuple[str, bool]]:
         elif match["label"]:
             yield match["label"], True
         elif match["text"].startswith(".reg"):
-            _, kind, names = match["text"].split(None, 2)
-            for name in _declared(names):
+            _, kind, several = match["text"].split(None, 2)
+            for name in _names(several):
                 scopes[-1][name] = f"{name}.{inner}" if len(scopes) > 1 else name
-                kernel.registers[scopes[-1][name]] = kind[1:]
-        elif match["text"].startswith((".shared", ".local")):
-            _place(kernel, match["text"])
+                registers[scopes[-1][name]] = kind[1:]
         else:
-            names = scopes[-1] if len(scopes) > 1 else {}
-            yield _NAME.sub(lambda name: names.get(name[0], name[0]), match["text"].strip()), False  # noqa: B023
+            yield _renamed(match["text"].strip(), scopes[-1] if len(scopes) > 1 else {}), False
 
 
-def _declared(names: str) -> Iterator[str]:
+def _renamed(text: str, names: dict[str, str]) -> str:
+    return _NAME.sub(lambda name: names.get(name[0], name[0]), text) if names else text
+
+
+def _names(names: str) -> Iterator[str]:
     for name in names.split(","):
         if several := _RANGE.fullmatch(name.strip()):
             yield from (f"{several[1]}{n}" for n in range(int(several[2])))
@@ -118,14 +121,12 @@ def _declared(names: str) -> Iterator[str]:
 
 
 def _place(kernel: Kernel, declarations: str) -> None:
-    """Put declared variables at the end of their spaces; one of no size takes what a launch adds."""
-    for space, alignment, kind, name, count in sorted(
-        _VARIABLE.findall(declarations), key=lambda found: found[4] == ""
-    ):
+    """Give declared variables their places, last those of no size, which are what a launch adds."""
+    variables = sorted(_VARIABLE.findall(declarations), key=lambda variable: variable[-1] == "[]")
+    for space, alignment, kind, name, count in variables:
         step = int(alignment or SIZES[kind])
         kernel.offsets[name] = -(-kernel.sizes[space] // step) * step
-        given = 1 if space == "param" and not count else int(count or 0)
-        kernel.sizes[space] = kernel.offsets[name] + SIZES[kind] * given
+        kernel.sizes[space] = kernel.offsets[name] + SIZES[kind] * int(count.strip("[]") or count == "")
 
 
 def _instruction(text: str) -> Instruction:

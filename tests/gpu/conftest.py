@@ -1,0 +1,35 @@
+"""The stand-in for CuPy in its place."""
+
+import sys
+
+import pytest
+import strict_cupy
+
+import sdpa_ref as sr
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Return a function that puts the stand-in for CuPy in its place, for a machine with a card of some kind."""
+    pytest.importorskip("platformdirs", reason="the cache of compiled kernels lies where platformdirs says")
+
+    def put(**kind):
+        cupy = strict_cupy.module(**kind)
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.delitem(sys.modules, "sdpa_cupy.launch.cuda", raising=False)
+        monkeypatch.delattr("sdpa_cupy.launch.cuda", raising=False)
+        monkeypatch.setattr("sdpa_cupy.compile.compiled", strict_cupy.encoded)
+        monkeypatch.setattr("sdpa_cupy.nvrtc.missing", lambda: None)
+        sr.registry.load.cache_clear()
+        return cupy
+
+    yield put
+    sr.registry.load.cache_clear()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Return the list of launches that were asked for, which do nothing."""
+    found = []
+    monkeypatch.setattr(strict_cupy.Kernel, "launch", lambda kernel, *launch: found.append(launch), raising=False)
+    return found

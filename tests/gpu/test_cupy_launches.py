@@ -1,0 +1,138 @@
+"""The launcher for a device on the stand-in for CuPy: what it launches, moves and keeps, and the kernels by fibers."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import sdpa_cupy
+import strict_cupy
+from sdpa_cupy.plan import PARAMETERS, Launch
+from strict_cupy import plain, qkv
+
+import sdpa_ref as sr
+from sdpa_ref.problem import Problem
+from sdpa_ref.testing import assert_close, check, device, resolve
+
+
+def test_the_parameter_block_is_one_number_by_value(machine, launches):
+    machine(arch=90)
+    q, k, v = device.moved(qkv(L=300, S=200, dtype=np.float16))
+    out = strict_cupy.asarray(np.zeros((2, 4, 300, 24), np.float16))
+    sr.sdpa(q, k, v, mask=sr.Causal(), query_offset=0, out=out)
+    ((name, source, defines, grid, block, parameters, shared),) = launches
+    assert (name, source, block) == ("attend", "attend.cu", (128,))
+    assert (parameters.shape, parameters.dtype) == ((1,), PARAMETERS)
+    assert [parameters[0][array]["data"] for array in ("query", "key", "value", "out")] == [
+        array.data.ptr for array in (q, k, v, out)
+    ]
+    assert parameters[0]["stop"]["data"] != 0  # what the mask became lies where the kernel reads
+    assert len(grid) == 3
+    assert shared > 0
+    assert dict(defines)["ELEMENT"] == 0
+
+
+def test_a_failed_launch_is_raised_with_what_was_launched(machine, monkeypatch):
+    machine()
+
+    def fail(kernel, *launch):
+        raise RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")
+
+    monkeypatch.setattr(strict_cupy.Kernel, "launch", fail, raising=False)
+    with pytest.raises(RuntimeError, match="INVALID_VALUE") as raised:
+        sr.sdpa(*device.moved(qkv()))
+    assert re.search(r"kernel='attend.* on device 0 of compute capability 8.0", raised.value.__notes__[0])
+
+
+def test_small_numbers_are_moved_once_for_a_stream(machine, launches):
+    cupy = machine()
+    arrays, moves = device.moved(qkv()), []
+    cupy.asarray = lambda numbers: moves.append(numbers) or strict_cupy.asarray(numbers)
+    for _ in range(3):
+        sr.sdpa(*arrays, mask=sr.KeyLengths([3, 7]), sink=0.5)
+    once = len(moves)
+    assert 0 < once <= 4
+    sr.sdpa(*arrays, mask=sr.KeyLengths([2, 7]), sink=0.5)
+    assert len(moves) == once + 1
+    cupy.stream.ptr = 99
+    sr.sdpa(*arrays, mask=sr.KeyLengths([2, 7]), sink=0.5)
+    assert len(moves) == 2 * once + 1
+
+
+def test_a_problem_is_planned_once(machine):
+    machine()
+    plans = [Problem.of(*device.moved(qkv()), mask=sr.Causal(), query_offset=1).plans for _ in range(2)]
+    assert plans[0] is plans[1]
+    assert plans[0] is not Problem.of(*qkv(), mask=sr.Causal(), query_offset=1).plans
+
+
+# ---- graphs
+
+
+def test_a_captured_call_moves_loads_and_waits_for_nothing(machine, launches):
+    cupy = machine()
+    cupy.stream.ptr = 77
+    q, k, v = device.moved(qkv(L=1, S=4096))
+    out = strict_cupy.asarray(np.zeros((2, 4, 1, 24), np.float32))
+    options = {"mask": sr.KeyLengths([4000, 9]), "sink": 0.25, "out": out}
+    cupy.stream.capturing = True
+    with pytest.raises(RuntimeError, match="make this call once on this stream before it is captured"):
+        sr.sdpa(q, k, v, **options)
+    cupy.stream.capturing = False
+    sr.sdpa(q, k, v, **options)
+    cupy.stream.capturing = True
+    warm = len(launches)
+    for _ in range(2):
+        sr.sdpa(q, k, v, **options)
+    first, second = (launches[warm + n * warm][5][0]["workspace"] for n in range(2))
+    assert len(launches) == 3 * warm
+    assert first == second != 0
+    cupy.stream.capturing = False
+    sr.sdpa(q, k, v, **options)
+    assert launches[-1][5][0]["workspace"] != first  # which the graph owns
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"score_mod": plain}, "score_mod is a Python function"),
+        ({"mask": sr.Segments(np.arange(5) % 2, np.arange(7) % 2)}, "rules only"),
+        ({"sink": np.ones(4)}, "sink has to be made float64"),
+    ],
+)
+def test_what_is_more_than_launches_cannot_be_captured(machine, options, reason):
+    cupy = machine()
+    cupy.stream.ptr, cupy.stream.capturing = 77, True
+    options |= {"sink": device.moved(options["sink"])} if "sink" in options else {}
+    with pytest.raises(RuntimeError, match=f"cannot be captured: .*{reason}"):
+        sr.sdpa(*device.moved(qkv()), **options)
+
+
+# ---- the kernels, by fibers, and on a device
+
+
+def test_kernels_on_the_stand_in(machine, monkeypatch):
+    fibers = pytest.importorskip("sdpa_cupy.launch.fibers")
+    if fibers.unavailable():
+        pytest.skip(fibers.unavailable())
+    machine()
+
+    def run(kernel, name, source, defines, grid, block, parameters, shared):
+        emulated = fibers.Fibers(arch=80)
+        for array in list(strict_cupy.live.values()):
+            emulated.address(array.host)
+        emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
+
+    monkeypatch.setattr(strict_cupy.Kernel, "launch", run, raising=False)
+    arrays, rule = qkv(L=3, S=600, batch=(), dtype=np.float16), sr.Segments(np.arange(3) % 2, np.arange(600) % 2)
+    output = sr.sdpa(*device.moved(arrays), mask=rule).get()
+    assert_close(output, *arrays, mask=rule)
+
+
+def test_every_law_holds_on_a_device():
+    reason = sdpa_cupy.unavailable()
+    if reason and "cupy" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
+        pytest.skip(reason)
+    run = check(resolve("cupy"), rounds=10, seconds=120)
+    assert [f"{o.law.name}: {o.found.case}\n{o.failure.message}" for o in run.failures] == []
+    assert run.passed

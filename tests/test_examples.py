@@ -1,0 +1,58 @@
+"""The examples: each runs as a newcomer runs it, its loss falls, and in full it gets as far as its page says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NIGHTLY = settings.default.max_examples >= 1000
+NEEDS = {"translate": ["rich", "matplotlib"], "denoise": ["rich", "matplotlib"]}
+NEEDS["vit_digits"] = [*NEEDS["translate"], "sklearn"]
+
+
+def run(name, folder, *options):
+    """Return what the example prints, and the losses of each training: at the start and at the end."""
+    for module in NEEDS[name]:
+        pytest.importorskip(module, reason=f'examples/{name}.py needs {module}: pip install ".[examples]"')
+    command = [sys.executable, "-W", "error::RuntimeWarning", EXAMPLES / f"{name}.py", "--out", folder, *options]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"loss: (\S+) in the first tenth of the steps, (\S+) in the last", done.stdout)
+    return done.stdout, [tuple(map(float, pair)) for pair in losses]
+
+
+@pytest.mark.parametrize(("name", "trainings"), [("translate", 1), ("vit_digits", 1), ("denoise", 2)])
+def test_quick_run_learns_and_draws(name, trainings, tmp_path):
+    printed, losses = run(name, tmp_path / "new", "--quick")
+    assert len(losses) == trainings
+    assert all(last < first for first, last in losses)
+    (picture,) = (tmp_path / "new").iterdir()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert printed.rstrip().endswith(str(picture))
+
+
+def test_phrases_are_pairs_and_no_german_one_is_there_twice():
+    phrases = [line.split("\t") for line in (EXAMPLES / "phrases.tsv").read_text(encoding="utf-8").splitlines()]
+    assert {len(phrase) for phrase in phrases} == {2}
+    assert len({german.lower() for german, _ in phrases}) == len(phrases)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a minute or two each: pytest --hypothesis-profile=nightly")
+class TestInFull:
+    def test_translate(self, tmp_path):
+        printed, _ = run("translate", tmp_path)
+        assert "Wie geht es dir -> how are you" in printed
+        assert int(re.search(r"never saw: \d+ of 60 phrases \((\d+)%\)", printed)[1]) >= 75
+
+    def test_vit_digits(self, tmp_path):
+        printed, _ = run("vit_digits", tmp_path)
+        assert float(re.search(r"([\d.]+)% right", printed)[1]) >= 95
+
+    def test_denoise(self, tmp_path):
+        printed, _ = run("denoise", tmp_path)
+        noisy, without, attending = map(float, re.findall(r"([\d.]+) dB", printed))
+        assert noisy < without < attending - 2
