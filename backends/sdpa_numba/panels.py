@@ -11,7 +11,7 @@ from .compilation import part
 from .emit import itemsize
 from .pack import transposing, value_packer
 from .plan import NUMBERS
-from .rows import FIELDS, place, rows_at, span, visible
+from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .simd import allocate, record_reader, release, splatter, storer
 from .tiles import Tile
 from .views import arrays, batch, stride
@@ -112,7 +112,7 @@ def kernel(dtype, sizes, general, score_mod):
             low, high, complete = j0, j1, True
             if a.stop:
                 low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
-            if low < high:
+            if low < high and not (general and a.dense and drops_all(a, tile.rows, tile.filled, low, high)):
                 if general and weigh:
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
                 else:

@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from .compilation import part
-from .simd import load_int64, loader, storer
+from .simd import any_lane, load_int64, loader, splatter, storer
 from .views import batch, stride
 
 store = storer("int64")
 load_boolean, load_double = loader("bool", "float32"), loader("float64", "float64")
+load_booleans, splat = loader("bool", "float32", 16), splatter("float32", 16)
 load_half, load_brain, load_single = (loader(name, "float32") for name in ("float16", "bfloat16", "float32"))
 FAR = 2**62
 
@@ -98,6 +99,26 @@ def visible(rows, n, j0, j1):
             low, high = min(low, max(start, j0)), max(high, min(stop, j1))
         complete &= prefix >= j1 or (start <= j0 and stop >= j1)
     return low, high, complete
+
+
+@part
+def drops_all(a, rows, n, low, high):
+    """Return whether the boolean mask drops all keys of ``[low, high)`` for all rows."""
+    step, before = stride(a.dense, 1), 0
+    for r in range(n):
+        first, j = at(rows.dense, r), low
+        if first == before:
+            continue
+        before = first
+        while step == 1 and j + 16 <= high:
+            if any_lane(splat(np.float32(0)) < load_booleans(first + j)):
+                return False
+            j += 16
+        while j < high:
+            if load_boolean(first + j * step) != 0:
+                return False
+            j += 1
+    return True
 
 
 @part

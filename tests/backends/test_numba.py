@@ -187,3 +187,13 @@ def test_inner_loops_are_vector_instructions_without_calls_or_spills(target, acc
     exponentials = [body for body in found if any(re.match(r"v?f?sub", line) for line in body)]
     assert exponentials
     assert not any(re.match(r"(call|bl)\b", line) for body in exponentials for line in body)
+
+
+def test_a_boolean_mask_that_drops_whole_blocks_gives_the_bits_of_the_lengths_it_says():
+    rng = np.random.default_rng(5)
+    query, key, value = (rng.standard_normal((3, 4, 300, 24), np.float32) for _ in range(3))
+    lengths = np.array([300, 129, 0])
+    keep = np.arange(300) < lengths[:, None, None, None]
+    expected = sdpa_ref.sdpa(query, key, value, mask=KeyLengths(lengths), backend="numba")
+    for mask in (keep, np.broadcast_to(keep, (3, 4, 300, 300)).copy(), np.repeat(keep, 2, -1)[..., ::2]):
+        np.testing.assert_array_equal(sdpa_ref.sdpa(query, key, value, mask=mask, backend="numba"), expected)
