@@ -51,7 +51,7 @@ PLAIN_ROWS, PLAIN_KEYS, PLAIN_COLUMNS = 16, 32, 64  # of a tile of plain.cu
 
 
 class Launch(NamedTuple):
-    """One kernel: its ``extern "C"`` name, file, -D options, grid, threads of a block, bytes of dynamic shared memory."""
+    """One kernel: its ``extern "C"`` name, file, -D options, grid, threads of a block, bytes of its shared memory."""
 
     kernel: str
     source: str
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     launches : tuple of Launch
-        None where there is nothing to compute.
+        Empty where there is nothing to compute.
     workspace : int
         Bytes of device memory, aligned to 16, that the launches share.
     parameters : PARAMETERS array (1,)
@@ -109,7 +109,7 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
     arch : int
         Compute capability, 10 * major + minor.
     """
-    tasks = problem.B * problem.Hq * max(1, problem.L) * CHUNKS
+    blocks = problem.B * problem.Hq * -(-problem.L // 4) * (CHUNKS if problem.L <= FEW_ROWS else 1)
     reasons = {
         f"fused kernels need compute capability 7.5 or later, this device has {arch // 10}.{arch % 10}": arch < 75,
         "mask or bias exist as rules only": problem.blockwise,
@@ -118,7 +118,7 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
             max(problem.E, problem.Ev) > WIDEST
         ),
         f"{len(problem.batch)} leading axes: the fused kernels go up to {AXES}": len(problem.batch) > AXES,
-        "the fused kernels count rows, keys and blocks in 31 bits": max(problem.L, problem.S, tasks) > LARGEST,
+        "the fused kernels count rows, keys and blocks in 31 bits": max(problem.L, problem.S, blocks) > LARGEST,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -126,7 +126,7 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
 def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     """Return the plan for a problem that `fused` has no objection to; arguments as there."""
     name = ("cupy", want, arch, _copies_16(problem))
-    plan = problem.plans.get(name)
+    plan: Plan | None = problem.plans.get(name)
     if plan is None:
         plan = problem.plans[name] = _plan(problem, want, arch, name[-1])
     return plan
@@ -214,10 +214,12 @@ def _plan(problem: Any, want: frozenset[str], arch: int, vector: bool) -> Plan:
         chunk = max(SHORTEST_CHUNK, -(-problem.S // CHUNKS))
         chunk += -chunk % PLAIN_COLUMNS
     p["chunk"], p["chunks"] = chunk, max(1, -(-problem.S // max(1, chunk)))
-    if problem.B * problem.Hq * problem.L == 0:
+    count = problem.B * problem.Hq * problem.L
+    if count == 0:
         return Plan((), 0, parameters)
 
     launches, workspace = [], 0
+    defines = (("ELEMENT", TYPES[problem.dtype.name]), ("TURING", int(arch < 80)))
     if want & {"output", "lse"}:
         units, rows, acc = problem.B * (problem.Hq // fold), fold * problem.L, problem.acc_dtype.itemsize
         if matrix_units:
@@ -228,14 +230,10 @@ def _plan(problem: Any, want: frozenset[str], arch: int, vector: bool) -> Plan:
         tasks = units * int(p["tiles"] * p["chunks"])
         launches.append(launch._replace(grid=(tasks, 1, 1)))
         if p["chunks"] > 1:
-            count = problem.B * problem.Hq * problem.L
             workspace = int(count * p["chunks"]) * (problem.Ev + 2) * acc
-            element = ("ELEMENT", TYPES[problem.dtype.name])
-            launches.append(Launch("merge", "merge.cu", (element,), (-(-count // 4), 1, 1), 128, 0))
+            launches.append(Launch("merge", "merge.cu", defines, (-(-count // 4), 1, 1), 128, 0))
     if "weights" in want:
-        defines = (("ELEMENT", TYPES[problem.dtype.name]), ("TURING", int(arch < 80)))
-        grid = (-(-problem.B * problem.Hq * problem.L // 4), 1, 1)
-        launches.append(Launch("weigh", "weigh.cu", defines, grid, 128, 0))
+        launches.append(Launch("weigh", "weigh.cu", defines, (-(-count // 4), 1, 1), 128, 0))
     return Plan(tuple(launches), workspace, parameters)
 
 

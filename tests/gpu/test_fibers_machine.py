@@ -170,7 +170,7 @@ FAULTS = {
     3: "deadlock: 32 threads wait at a barrier, 32 have ended",
     4: "deadlock: 63 threads wait at a barrier, 0 have ended; 1 lanes of warp 0 at warp_any",
     5: r"reads 1 bytes of global memory outside every array, at \+64 of the 64 bytes of an array uint8 \(64,\)",
-    6: "writes 1 bytes of global memory outside every array, at -1 of the 64 bytes of an array int8",
+    6: "writes 1 bytes of global memory outside every writable array, at -1 of the 64 bytes of an array int8",
     7: r"reads 1 bytes of global memory outside every array, at [+-]\d+,\d\d\d,\d\d\d,\d\d\d of the 64 bytes",
     8: "reads 4 bytes at an address that is no multiple",
     9: "ldmatrix: the address in shared memory is no multiple of 16",
@@ -186,6 +186,7 @@ FAULTS = {
     19: RACE,
     20: "writes byte 1024, outside the 1024 bytes of shared memory",
     21: "reads 16 bytes of global memory outside every array",
+    22: "thread 63: reads byte 1020 of shared memory, which nobody wrote",
 }
 
 
@@ -212,6 +213,14 @@ def test_after_a_fault_the_machine_works_as_before():
         with pytest.raises(Fault):
             misbehave(number)
         np.testing.assert_array_equal(misbehave(0), np.arange(64))
+
+
+def test_an_array_that_is_read_only():
+    launcher = Fibers(folder=MICRO)
+    given = np.arange(64, dtype=np.uint8)
+    given.flags.writeable = False
+    with pytest.raises(Fault, match=r"writes 1 bytes of global memory outside every writable array, at \+\d+ of"):
+        call(launcher, "misbehave", given, given, source="faults.cu", threads=64, shared=1024, more=[0])
 
 
 def test_a_block_that_no_device_has():

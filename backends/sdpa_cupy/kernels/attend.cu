@@ -8,7 +8,9 @@ constexpr int ROWS = 16 * ROW_TILES * WARPS;
 #include "products.h"
 #include "results.h"
 
-// Turns scores into weights, and rescales what was added up before to the new maximum of each row.
+// Turns scores into weights, and rescales what was added up before to the new maximum m of each row. Where scores only
+// need their scale, m is an exponent of 2, and scaling and subtracting it are one operation; else it is one of e, as a
+// bias at the end of float's range leaves no room for a factor.
 DEVICE void soften(float (&s)[ROW_TILES][KEYS / 8][4], float (&o)[ROW_TILES][VALUE_WIDTH / 8][4],
                    float (&m)[ROW_TILES][2], float (&z)[ROW_TILES][2], float scale) {
     UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {

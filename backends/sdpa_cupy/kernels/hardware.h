@@ -1,5 +1,6 @@
 // hardware.h: the operations of the hardware under one name each. Everything else in this folder is plain C++17 without
-// any other header, so that NVRTC needs no include path and an emulation (-DEMULATED) runs the same source.
+// any other header, so that NVRTC needs no include path and an emulation (-DEMULATED) runs the same source. Products and
+// sums that are to be one operation are written as one, for compilers that are told to join no others.
 //
 // All lanes of a warp call mma_*, ldmatrix_*, shuffle_xor and warp_any together, all threads of a block the barriers.
 #pragma once
@@ -82,8 +83,8 @@ template <class T> DEVICE u32 pack2(float low, float high, T) {
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// Four 8x8 matrices of 16-bit numbers (or 8x4 of 32-bit numbers): lane 8 m + i names row i of matrix m, 16 bytes; lane l
-// gets, from each matrix, the word at row l / 4, column l % 4. Transposed, its two numbers are of column l / 4.
+// Four 8x8 matrices of 16-bit numbers (or 8x4 of 32-bit numbers): lane 8 m + i names row i of matrix m, 16 bytes; lane
+// l gets, from each matrix, the word at row l / 4, column l % 4. Transposed, its two numbers are of column l / 4.
 DEVICE void ldmatrix_x4(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

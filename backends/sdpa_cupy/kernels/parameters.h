@@ -1,4 +1,4 @@
-// parameters.h: the one argument of all kernels, field by field the dtype PARAMETERS of plan.py; every field has 8 bytes.
+// parameters.h: the one argument of all kernels, field by field the dtype PARAMETERS of plan.py, of 8 bytes each.
 #pragma once
 #include "hardware.h"
 
@@ -23,7 +23,7 @@ struct Parameters {
     i64 bias_type;                         // 0 half, 1 bfloat, 2 float, 3 double
     i64 out_chunks;                        // whether rows of `out` can be written 16 bytes at a time
     i64 threshold, seed_low, seed_high;    // of dropout; threshold 0 without
-    double scale, softcap, dropout_factor; // softcap 0 without, dropout_factor 1 without
+    double scale, softcap, dropout_factor;  // softcap 0 without, dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
 };
 

@@ -1,4 +1,4 @@
-// plain.cu: output and lse of 16 query rows without matrix units: for float64, for devices or widths that attend.cu leaves.
+// plain.cu: output and lse of 16 query rows without matrix units: for what attend.cu leaves, by type, device or width.
 //
 // A warp has 4 rows. For the scores a lane is a key, for the output it is a column of V. Specialised by ELEMENT and
 // VALUE_WIDTH (Ev in whole steps of 64); E is anything, as keys and values pass 64 columns at a time.
@@ -6,8 +6,8 @@ constexpr int WARPS = 4, ROWS = 16, KEYS = 32, COLUMNS = 64, PITCH = COLUMNS + 1
 
 #include "results.h"
 
-// Copies columns from `first` on of the keys or values from j on, with zeroes for what is not there; where `clean`, also
-// for what is not finite. Returns whether there was such a number.
+// Copies some columns of the next keys or values, with zeroes for what is not there and, where `clean`, for what is not
+// finite; returns whether there was such a number.
 DEVICE bool load_columns(Number* tile, const char* source, const View& view, int rows, int columns, bool clean) {
     bool found = false;
     for (int x = thread_x(); x < KEYS * COLUMNS; x += THREADS) {

@@ -1,4 +1,4 @@
-// products.h: the two products of a warp by matrix units. A step takes 32 bytes of a row: 16 numbers of 16 bits or 8 of 32.
+// products.h: the two products of a warp by matrix units. A step takes 32 bytes of a row: 16 numbers, or 8 of float.
 //
 // Fragments: lane l, with g = l / 4 and t = l % 4, holds of a 16x8 tile of scores or outputs the elements
 // 0: (g, 2 t), 1: (g, 2 t + 1), 2: (g + 8, 2 t), 3: (g + 8, 2 t + 1).
@@ -13,8 +13,9 @@ struct Split {  // x = big + small, as far as two TF32 numbers can hold it
 
 DEVICE Split split(u32 bits) {
     u32 whole = to_tf32(float_of(bits)), rest = to_tf32(float_of(bits) - float_of(whole));
-    u32 finite = ~(u32)((int)((bits & 0x7f800000u) + 0x00800000u) >> 31);  // infinity counts once, in `whole`: times the
-    return {whole, whole & finite, rest & finite};                         // other's small part it may be NaN
+    // Infinity counts once, in `whole`: times the other's small part, often 0, it would be NaN.
+    u32 finite = ~(u32)((int)((bits & 0x7f800000u) + 0x00800000u) >> 31);  // all bits, or none
+    return {whole, whole & finite, rest & finite};
 }
 
 // d += a b to about 22 bits: what is left out, small times small, is below their last.
@@ -62,12 +63,13 @@ DEVICE void score(float (&s)[ROW_TILES][KEYS / 8][4], const char* queries, const
     }
 }
 
-// o += P V, the weights P as `score` left them, rounded to the type of V.
-DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], const float (&p)[ROW_TILES][KEYS / 8][4], const char* values) {
+// o += P V, the weights P where `score` left scores, rounded to the type of V.
+DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], const float (&p)[ROW_TILES][KEYS / 8][4],
+                const char* values) {
     int lane = thread_x() % 32;
 #if ELEMENT == 2
-    // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment wants t and t + 4: the rows of V are
-    // taken in that order, too.
+    // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment wants t and t + 4. The rows of V
+    // are taken in the same order.
     values += lane % 4 * 2 * pitch(VALUE_WIDTH) + lane / 4 * 4;
     UNROLL for (int k = 0; k < KEYS / 8; k++) {
         u32 a[ROW_TILES][4];

@@ -1,4 +1,4 @@
-// results.h: what becomes of a row's sums, and the infinite and NaN values among them that some rows see and others drop.
+// results.h: what becomes of a row's sums; infinite and NaN values that some rows of a block see and others drop.
 #pragma once
 #include "scores.h"
 #include "states.h"

@@ -4,10 +4,11 @@
 
 constexpr int PER_CHUNK = 16 / (int)sizeof(Element);
 
-// Bytes from one row to the next. Rows are an even number of chunks; the odd one keeps the eight rows that ldmatrix reads
+// Bytes from one row to the next. A row is an even number of chunks; one more keeps the eight rows that ldmatrix reads
 // at a time in different banks.
 DEVICE constexpr int pitch(int width) { return width * (int)sizeof(Element) + 16; }
 
+// Returns `count` numbers that lie `step` bytes apart.
 DEVICE Chunk gather(const char* source, i64 step, int count) {
     union {
         Chunk chunk;
@@ -19,8 +20,8 @@ DEVICE Chunk gather(const char* source, i64 step, int count) {
     return all.chunk;
 }
 
-// Copies `width` numbers of each row to a tile, asynchronously where the plan allows. `row(r)` is the address of a row's
-// first number, null for a row of zeroes.
+// Copies `width` numbers of each row to a tile, asynchronously where the plan allows. `row(r)` is the address of the
+// first one, null for a row of zeroes.
 template <int LINES, int COLUMNS, class Source>
 DEVICE void load_tile(char* tile, Source row, i64 column, int width) {
     constexpr int CHUNKS = COLUMNS / PER_CHUNK;
@@ -45,7 +46,7 @@ DEVICE u32 finite_part(u32 word) {
 }
 
 // Zeroes what is not finite among the numbers that this thread has loaded; returns whether there was any. A key that a
-// row drops has weight 0 there, but 0 times infinity would be NaN. See repair.h for the rows that see the key.
+// row drops has weight 0 there, but 0 times infinity would be NaN. `repair` is for the rows that see it.
 template <int LINES, int COLUMNS> DEVICE bool clean_tile(char* tile) {
     constexpr int CHUNKS = COLUMNS / PER_CHUNK;
     bool found = false;

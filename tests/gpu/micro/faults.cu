@@ -13,6 +13,8 @@ KERNEL(misbehave, 64) {
     float d[4] = {};
     u32 a[4] = {}, b[2] = {};
     const i64 far = i64(1) << 33;
+    for (int i = t; i < 255; i += 64) ((u32*)memory)[i] = 0;  // but for the last
+    barrier();
     switch (p.fault) {
         case 0: p.out[t] = p.in[t]; break;
         case 1: if (lane == 5) mma_16816(d, a, b, half()); else warp_any(true); break;
@@ -40,5 +42,6 @@ KERNEL(misbehave, 64) {
             auto first = [&](Chunk chunk) { return (char)(chunk.words[0] + chunk.words[3]); };
             p.out[t] = first(*(const Chunk*)(p.in + 64)) + first(*(const Chunk*)(p.in + 80)); break;
         }
+        case 22: p.out[t] = (char)((u32*)memory)[192 + t]; break;
     }
 }

@@ -39,23 +39,34 @@ class Report(NamedTuple):
     Attributes
     ----------
     kernel : str
+    library : Path
+        Of which `places` are the offsets.
     switches, barriers, products, matrices, shuffles, copies : int
         Changes of fibers, barriers of blocks, products of tiles, 8 x 8 matrices loaded, shuffles, asynchronous copies.
-    conflicts : dict of str to float
-        For each line that touches shared memory, in how many times the least number of steps the banks served it.
-    factor : float
-        The same for all lines together: 1 where there are no bank conflicts.
+    places : tuple of (int, int, int)
+        Instructions that touch shared memory: where, in how many steps the banks served them, and the least possible.
     """
 
     kernel: str
+    library: Path
     switches: int
     barriers: int
     products: int
     matrices: int
     shuffles: int
     copies: int
-    conflicts: dict[str, float]
-    factor: float
+    places: tuple[tuple[int, int, int], ...]
+
+    @property
+    def conflicts(self) -> dict[str, float]:
+        """Lines with bank conflicts, and in how many times the least number of steps they were served."""
+        return {_line(self.library, place): steps / least for place, steps, least in self.places if steps > least}
+
+    @property
+    def factor(self) -> float:
+        """The same for all lines together: 1 where there are no bank conflicts."""
+        steps, least = (sum(place[n] for place in self.places) for n in (1, 2))
+        return steps / least if least else 1.0
 
 
 @dataclass
@@ -113,7 +124,7 @@ class Fibers:
         threads = ctypes.c_int.in_dll(code, f"{launch.kernel}_threads").value
         if launch.threads > threads:
             raise Fault(f"{launch.kernel} is built for {threads} threads a block, and launched with {launch.threads}")
-        spans = [_Span(*_span(array)) for array in self._arrays]
+        spans = [_Span(*_span(array), array.flags.writeable) for array in self._arrays]
         job = _Job(
             entry=ctypes.cast(getattr(code, launch.kernel), ctypes.c_void_p),
             parameters=parameters.ctypes.data,
@@ -123,6 +134,7 @@ class Fibers:
             shared=launch.shared,
             order=get_args(Order).index(self.order),
             late=self.late,
+            watched=not self.sanitize,
             spans=(_Span * len(spans))(*spans),
             span_count=len(spans),
         )
@@ -139,11 +151,11 @@ class Fibers:
             array = min(self._arrays, key=lambda one: _distance(one, outcome.address))
             offset = outcome.address - _span(array)[0]
             near = f", at {offset:+,} of the {array.nbytes:,} bytes of an array {array.dtype} {array.shape}"
-        return f"{text}{near} ({_line(path, outcome.place)})"
+        return f"{text}{near} ({_line(path, outcome.place)})" if outcome.place else text
 
 
 class _Span(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_size_t), ("stop", ctypes.c_size_t))
+    _fields_ = (("start", ctypes.c_size_t), ("stop", ctypes.c_size_t), ("writable", ctypes.c_int))
 
 
 class _Job(ctypes.Structure):
@@ -152,14 +164,14 @@ class _Job(ctypes.Structure):
         ("parameters", ctypes.c_void_p),
         ("parameters_size", ctypes.c_uint64),
         ("grid", ctypes.c_int * 3),
-        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late")),
+        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late", "watched")),
         ("spans", ctypes.POINTER(_Span)),
         ("span_count", ctypes.c_int),
     )
 
 
 class _Conflicts(ctypes.Structure):
-    _fields_ = (("place", ctypes.c_size_t), ("waves", ctypes.c_int64), ("least", ctypes.c_int64))
+    _fields_ = (("place", ctypes.c_size_t), ("steps", ctypes.c_int64), ("least", ctypes.c_int64))
 
 
 class _Outcome(ctypes.Structure):
@@ -177,7 +189,9 @@ class _Outcome(ctypes.Structure):
 
 @cache
 def _loaded(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
+    code = ctypes.CDLL(str(path))
+    code.fibers_run.restype = ctypes.c_bool
+    return code
 
 
 def _span(array: Array) -> tuple[int, int]:
@@ -195,16 +209,14 @@ def _distance(array: Array, address: int) -> int:
 
 
 def _report(kernel: str, path: Path, outcome: _Outcome) -> Report:
-    places = outcome.conflicts[: outcome.places]
-    waves, least = sum(place.waves for place in places), sum(place.least for place in places)
-    lines = {_line(path, place.place): place.waves / place.least for place in places if place.waves > place.least}
     counts = {name: getattr(outcome, name) for name in _COUNTS}
-    return Report(kernel=kernel, **counts, conflicts=lines, factor=waves / least if least else 1.0)
+    places = tuple((place.place, place.steps, place.least) for place in outcome.conflicts[: outcome.places])
+    return Report(kernel, path, **counts, places=places)
 
 
 @cache
 def _line(path: Path, place: int) -> str:
-    """Return the line of the source that an instruction came from, from the inner to the outer function."""
+    """Return the line of the source that an instruction came from, and those of the calls around it."""
     try:
         command = ["addr2line", "-i", "-s", "-e", str(path), hex(place - 1)]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

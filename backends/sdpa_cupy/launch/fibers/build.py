@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Sequence
 from functools import cache
@@ -34,6 +35,8 @@ class BuildError(RuntimeError):
 
 def unavailable() -> str | None:
     """Return why kernels cannot be built here, None where they can."""
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
     name = _compiler()
     if shutil.which(name) is None:
         return f"it needs a C++ compiler and there is no {name!r}; try: apt install g++ (or set CXX)"

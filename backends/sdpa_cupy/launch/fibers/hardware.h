@@ -10,22 +10,23 @@
 #define UNROLL
 #define ROLLED
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-#define KERNEL(name, threads)                                                        \
-  static void name##_of(const Parameters& p);                                        \
-  EXPORTED const int name##_threads = threads;                                       \
-  EXPORTED void name(const void* p) { name##_of(*static_cast<const Parameters*>(p)); } \
-  static void name##_of(const Parameters& p)
+#define KERNEL(name, threads)                                                            \
+    static void name##_of(const Parameters& p);                                          \
+    EXPORTED const int name##_threads = threads;                                         \
+    EXPORTED void name(const void* p) { name##_of(*static_cast<const Parameters*>(p)); } \
+    static void name##_of(const Parameters& p)
 
 using fibers::barrier, fibers::barrier_any, fibers::bits_of, fibers::block_x, fibers::commit_copies;
-using fibers::dynamic_shared, fibers::exp2_approx, fibers::float_of, fibers::thread_x, fibers::to_tf32, fibers::warp_any;
+using fibers::dynamic_shared, fibers::exp2_approx, fibers::float_of, fibers::thread_x, fibers::to_tf32;
+using fibers::warp_any;
 
 template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
-  u64 bits = 0;
-  __builtin_memcpy(&bits, &value, sizeof value);
-  bits = fibers::shuffle_xor(bits, mask);
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
+    u64 bits = 0;
+    __builtin_memcpy(&bits, &value, sizeof value);
+    bits = fibers::shuffle_xor(bits, mask);
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 DEVICE float to_float(half x) { return fibers::from_half(x.bits); }
@@ -40,21 +41,25 @@ DEVICE void ldmatrix_x4_trans(u32 (&r)[4], const void* row) { fibers::ldmatrix_x
 
 #if TURING
 DEVICE void mma_1688(float (&d)[4], u32 a0, u32 a1, u32 b, half) {
-  const u32 a[2] = {a0, a1};
-  fibers::mma_1688_half(d, a, &b);
+    const u32 a[2] = {a0, a1};
+    fibers::mma_1688_half(d, a, &b);
 }
 DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-  fibers::copy_16(shared, valid ? global : nullptr);
+    fibers::copy_16(shared, valid ? global : nullptr);
 }
 template <int N>
 DEVICE void wait_copies() {}
 #else
 DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], half) { fibers::mma_16816_half(d, a, b); }
-DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], bfloat) { fibers::mma_16816_bfloat(d, a, b); }
+DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], bfloat) {
+    fibers::mma_16816_bfloat(d, a, b);
+}
 DEVICE void mma_1688_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { fibers::mma_1688_tf32(d, a, b); }
 DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-  fibers::copy_async_16(shared, valid ? global : nullptr);
+    fibers::copy_async_16(shared, valid ? global : nullptr);
 }
 template <int N>
-DEVICE void wait_copies() { fibers::wait_copies(N); }
+DEVICE void wait_copies() {
+    fibers::wait_copies(N);
+}
 #endif

@@ -13,105 +13,105 @@
 namespace fibers {
 
 struct Product {  // d += a b, in the registers of one lane
-  float* d;
-  const unsigned *a, *b;
+    float* d;
+    const unsigned *a, *b;
 };
 
 // Adds the product of tiles A (16 x K) and B (K x 8) to the tile whose numbers lie in the lanes' d.
 template <int K>
 static void add_product(const float (&A)[16][K], const float (&B)[K][8], void* const* lanes) {
-  machine->counts.products++;
-  float sum[16][8] = {};
-  for (int i = 0; i < 16; i++)
-    for (int k = 0; k < K; k++)
-      for (int j = 0; j < 8; j++) sum[i][j] += A[i][k] * B[k][j];
-  for (int lane = 0; lane < kWarp; lane++)
-    for (int n = 0; n < 4; n++)
-      static_cast<Product*>(lanes[lane])->d[n] += sum[lane / 4 + n / 2 * 8][lane % 4 * 2 + n % 2];
+    machine->counts.products++;
+    float sum[16][8] = {};
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < K; k++)
+            for (int j = 0; j < 8; j++) sum[i][j] += A[i][k] * B[k][j];
+    for (int lane = 0; lane < kWarp; lane++)
+        for (int n = 0; n < 4; n++)
+            static_cast<Product*>(lanes[lane])->d[n] += sum[lane / 4 + n / 2 * 8][lane % 4 * 2 + n % 2];
 }
 
 // Two 16-bit numbers a register: register r of a holds row g + 8 * (r % 2), columns 2 * t + 8 * (r / 2).
 template <int K, float (*wide)(Half)>
 static void multiply_16_bit(void* const* lanes) {
-  Half a[16][K], b[K][8];
-  for (int lane = 0; lane < kWarp; lane++) {
-    const auto& own = *static_cast<Product*>(lanes[lane]);
-    int g = lane / 4, t = lane % 4;
-    for (int r = 0; r < K / 4; r++)
-      for (int n = 0; n < 2; n++) a[g + r % 2 * 8][t * 2 + r / 2 * 8 + n] = Half(own.a[r] >> 16 * n);
-    for (int r = 0; r < K / 8; r++)
-      for (int n = 0; n < 2; n++) b[t * 2 + r * 8 + n][g] = Half(own.b[r] >> 16 * n);
-  }
-  float A[16][K], B[K][8];
-  std::transform(a[0], a[0] + 16 * K, A[0], wide);
-  std::transform(b[0], b[0] + K * 8, B[0], wide);
-  add_product(A, B, lanes);
+    Half a[16][K], b[K][8];
+    for (int lane = 0; lane < kWarp; lane++) {
+        const auto& own = *static_cast<Product*>(lanes[lane]);
+        int g = lane / 4, t = lane % 4;
+        for (int r = 0; r < K / 4; r++)
+            for (int n = 0; n < 2; n++) a[g + r % 2 * 8][t * 2 + r / 2 * 8 + n] = Half(own.a[r] >> 16 * n);
+        for (int r = 0; r < K / 8; r++)
+            for (int n = 0; n < 2; n++) b[t * 2 + r * 8 + n][g] = Half(own.b[r] >> 16 * n);
+    }
+    float A[16][K], B[K][8];
+    std::transform(a[0], a[0] + 16 * K, A[0], wide);
+    std::transform(b[0], b[0] + K * 8, B[0], wide);
+    add_product(A, B, lanes);
 }
 
 // One number a register, of which the tensor cores read the upper 19 bits.
 static void multiply_tf32(void* const* lanes) {
-  float A[16][8], B[8][8];
-  for (int lane = 0; lane < kWarp; lane++) {
-    const auto& own = *static_cast<Product*>(lanes[lane]);
-    int g = lane / 4, t = lane % 4;
-    for (int r = 0; r < 4; r++) A[g + r % 2 * 8][t + r / 2 * 4] = float_of(own.a[r] & 0xffffe000u);
-    for (int r = 0; r < 2; r++) B[t + r * 4][g] = float_of(own.b[r] & 0xffffe000u);
-  }
-  add_product(A, B, lanes);
+    float A[16][8], B[8][8];
+    for (int lane = 0; lane < kWarp; lane++) {
+        const auto& own = *static_cast<Product*>(lanes[lane]);
+        int g = lane / 4, t = lane % 4;
+        for (int r = 0; r < 4; r++) A[g + r % 2 * 8][t + r / 2 * 4] = float_of(own.a[r] & 0xffffe000u);
+        for (int r = 0; r < 2; r++) B[t + r * 4][g] = float_of(own.b[r] & 0xffffe000u);
+    }
+    add_product(A, B, lanes);
 }
 
 struct Matrices {  // one row of 16 bytes that the lane points at, and the registers that it gets
-  unsigned* registers;
-  const Byte* row;
-  const void* place;
+    unsigned* registers;
+    const Byte* row;
+    const void* place;
 };
 
 // Matrix n is 8 rows of 8 numbers, which lanes 8 * n to 8 * n + 7 point at.
 template <int Count, bool transposed>
 static void load_matrices(void* const* lanes) {
-  Machine& m = *machine;
-  const int arrived_last = m.current;
-  for (int n = 0; n < Count; n++) {
-    const Byte* rows[8];
-    Access request[8];
-    for (int i = 0; i < 8; i++) {
-      const auto& own = *static_cast<Matrices*>(lanes[n * 8 + i]);
-      m.current = arrived_last / kWarp * kWarp + n * 8 + i;
-      check_shared(kRead, own.row, 16, "ldmatrix", own.place);
-      rows[i] = own.row;
-      request[i] = {own.place, reinterpret_cast<Address>(own.row), 16};
+    Machine& m = *machine;
+    const int arrived_last = m.current;
+    for (int n = 0; n < Count; n++) {
+        const Byte* rows[8];
+        Access request[8];
+        for (int i = 0; i < 8; i++) {
+            const auto& own = *static_cast<Matrices*>(lanes[n * 8 + i]);
+            m.current = arrived_last / kWarp * kWarp + n * 8 + i;
+            check_shared(kRead, own.row, 16, "ldmatrix", own.place);
+            rows[i] = own.row;
+            request[i] = {own.place, reinterpret_cast<Address>(own.row), 16};
+        }
+        m.current = arrived_last;
+        m.counts.matrices++;
+        served(request, 8);
+        for (int lane = 0; lane < kWarp; lane++) {
+            int i = lane / 4, j = lane % 4 * 2;
+            Half low, high;
+            memcpy(&low, transposed ? rows[j] + 2 * i : rows[i] + 2 * j, 2);
+            memcpy(&high, transposed ? rows[j + 1] + 2 * i : rows[i] + 2 * j + 2, 2);
+            static_cast<Matrices*>(lanes[lane])->registers[n] = unsigned(high) << 16 | low;
+        }
     }
-    m.current = arrived_last;
-    m.counts.matrices++;
-    served(request, 8);
-    for (int lane = 0; lane < kWarp; lane++) {
-      int i = lane / 4, j = lane % 4 * 2;
-      Half low, high;
-      memcpy(&low, transposed ? rows[j] + 2 * i : rows[i] + 2 * j, 2);
-      memcpy(&high, transposed ? rows[j + 1] + 2 * i : rows[i] + 2 * j + 2, 2);
-      static_cast<Matrices*>(lanes[lane])->registers[n] = unsigned(high) << 16 | low;
-    }
-  }
 }
 
 struct Exchange {
-  uint64_t value;
-  int mask;
-  uint64_t result;
+    uint64_t value;
+    int mask;
+    uint64_t result;
 };
 
 static void exchange(void* const* lanes) {
-  machine->counts.shuffles++;
-  for (int lane = 0; lane < kWarp; lane++) {
-    auto& own = *static_cast<Exchange*>(lanes[lane]);
-    own.result = static_cast<Exchange*>(lanes[lane ^ own.mask])->value;
-  }
+    machine->counts.shuffles++;
+    for (int lane = 0; lane < kWarp; lane++) {
+        auto& own = *static_cast<Exchange*>(lanes[lane]);
+        own.result = static_cast<Exchange*>(lanes[lane ^ own.mask])->value;
+    }
 }
 
 static void vote(void* const* lanes) {
-  bool any = false;
-  for (int lane = 0; lane < kWarp; lane++) any |= static_cast<Exchange*>(lanes[lane])->value != 0;
-  for (int lane = 0; lane < kWarp; lane++) static_cast<Exchange*>(lanes[lane])->result = any;
+    bool any = false;
+    for (int lane = 0; lane < kWarp; lane++) any |= static_cast<Exchange*>(lanes[lane])->value != 0;
+    for (int lane = 0; lane < kWarp; lane++) static_cast<Exchange*>(lanes[lane])->result = any;
 }
 
 int thread_x() { return machine->current; }
@@ -122,68 +122,68 @@ void barrier() { meet_all(HERE, false); }
 bool barrier_any(bool flag) { return meet_all(HERE, flag); }
 
 bool warp_any(bool flag) {
-  Exchange own{flag, 0, 0};
-  meet("warp_any", HERE, &own, vote);
-  return own.result;
+    Exchange own{flag, 0, 0};
+    meet("warp_any", HERE, &own, vote);
+    return own.result;
 }
 
 unsigned long long shuffle_xor(unsigned long long value, int mask) {
-  Exchange own{value, mask, 0};
-  meet("shuffle_xor", HERE, &own, exchange);
-  return own.result;
+    Exchange own{value, mask, 0};
+    meet("shuffle_xor", HERE, &own, exchange);
+    return own.result;
 }
 
 void mma_16816_half(float* d, const unsigned* a, const unsigned* b) {
-  Product own{d, a, b};
-  meet("mma_16816", HERE, &own, multiply_16_bit<16, from_half>);
+    Product own{d, a, b};
+    meet("mma_16816", HERE, &own, multiply_16_bit<16, from_half>);
 }
 
 void mma_16816_bfloat(float* d, const unsigned* a, const unsigned* b) {
-  Product own{d, a, b};
-  meet("mma_16816", HERE, &own, multiply_16_bit<16, from_bfloat>);
+    Product own{d, a, b};
+    meet("mma_16816", HERE, &own, multiply_16_bit<16, from_bfloat>);
 }
 
 void mma_1688_half(float* d, const unsigned* a, const unsigned* b) {
-  Product own{d, a, b};
-  meet("mma_1688", HERE, &own, multiply_16_bit<8, from_half>);
+    Product own{d, a, b};
+    meet("mma_1688", HERE, &own, multiply_16_bit<8, from_half>);
 }
 
 void mma_1688_tf32(float* d, const unsigned* a, const unsigned* b) {
-  Product own{d, a, b};
-  meet("mma_1688_tf32", HERE, &own, multiply_tf32);
+    Product own{d, a, b};
+    meet("mma_1688_tf32", HERE, &own, multiply_tf32);
 }
 
 void ldmatrix_x4(unsigned* r, const void* row) {
-  Matrices own{r, static_cast<const Byte*>(row), HERE};
-  meet("ldmatrix_x4", HERE, &own, load_matrices<4, false>);
+    Matrices own{r, static_cast<const Byte*>(row), HERE};
+    meet("ldmatrix_x4", HERE, &own, load_matrices<4, false>);
 }
 
 void ldmatrix_x4_trans(unsigned* r, const void* row) {
-  Matrices own{r, static_cast<const Byte*>(row), HERE};
-  meet("ldmatrix_x4_trans", HERE, &own, load_matrices<4, true>);
+    Matrices own{r, static_cast<const Byte*>(row), HERE};
+    meet("ldmatrix_x4_trans", HERE, &own, load_matrices<4, true>);
 }
 
 void copy_16(void* shared, const void* global) {
-  if (global) check(kRead, global, 16, true, HERE);
-  check(kWrite, shared, 16, true, HERE);
-  land({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
+    if (global) check(kRead, global, 16, true, HERE);
+    check(kWrite, shared, 16, true, HERE);
+    land({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
 }
 
 void copy_async_16(void* shared, const void* global) {
-  begin_copy({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
+    begin_copy({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
 }
 
 void commit_copies() {
-  Thread& thread = machine->thread();
-  thread.groups.push_back(thread.copies.size());
+    Thread& thread = machine->thread();
+    thread.groups.push_back(thread.copies.size());
 }
 
 void wait_copies(int groups) { finish_copies(size_t(groups)); }
 
 // The hardware takes subnormal numbers for zero, and gives zero for them.
 float exp2_approx(float x) {
-  float y = std::exp2(std::fabs(x) < 0x1p-126f ? 0.0f : x);
-  return y < 0x1p-126f ? 0.0f : y;
+    float y = std::exp2(std::fabs(x) < 0x1p-126f ? 0.0f : x);
+    return y < 0x1p-126f ? 0.0f : y;
 }
 
 }  // namespace fibers

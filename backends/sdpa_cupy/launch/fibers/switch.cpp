@@ -69,10 +69,10 @@ constexpr int kSaved = 20, kReturn = 1;
 #endif
 
 void prepare(Context& context, char* stack, size_t bytes, void (*entry)()) {
-  void** words = reinterpret_cast<void**>(stack + bytes) - kSaved;
-  for (int i = 0; i < kSaved; i++) words[i] = nullptr;
-  words[kReturn] = reinterpret_cast<void*>(entry);
-  context.stack = words;
+    void** words = reinterpret_cast<void**>(stack + bytes) - kSaved;
+    for (int i = 0; i < kSaved; i++) words[i] = nullptr;
+    words[kReturn] = reinterpret_cast<void*>(entry);
+    context.stack = words;
 }
 
 void change(Context& from, Context& to) { fibers_change(&from.stack, to.stack); }
@@ -80,11 +80,11 @@ void change(Context& from, Context& to) { fibers_change(&from.stack, to.stack); 
 #else
 
 void prepare(Context& context, char* stack, size_t bytes, void (*entry)()) {
-  getcontext(&context);
-  context.uc_stack.ss_sp = stack;
-  context.uc_stack.ss_size = bytes;
-  context.uc_link = nullptr;
-  makecontext(&context, entry, 0);
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = bytes;
+    context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
 }
 
 void change(Context& from, Context& to) { swapcontext(&from, &to); }

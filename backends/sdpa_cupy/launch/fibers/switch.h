@@ -10,7 +10,7 @@ namespace fibers {
 
 #if defined(__x86_64__) || defined(__aarch64__)
 struct Context {
-  void* stack;  // with the registers on top that a function has to keep
+    void* stack;  // with the registers on top that a function has to keep
 };
 #else
 using Context = ucontext_t;

@@ -29,7 +29,10 @@ class Races:
         self._piece = piece
         self._thread = thread.astype(np.int16)
         self._writer, self._written = np.full(pieces, NOBODY, np.int16), np.full(pieces, -1, np.int32)
-        self._first, self._last = np.full(pieces, NOBODY, np.int16), np.full(pieces, -1, np.int16)  # of the threads that read
+        self._first, self._last = (
+            np.full(pieces, NOBODY, np.int16),
+            np.full(pieces, -1, np.int16),
+        )  # of the threads that read
         self._read = np.full(pieces, -1, np.int32)
         self._log: list[tuple[int, Array, Array]] = []  # reads that are not yet in these
 
