@@ -1,9 +1,8 @@
 """Learns to remove noise with a small U-Net, with and without spatial attention, and shows what attention adds.
 
-    python examples/denoise.py
-
-The images are walls of 16 tiles. Two kinds of tile, others on each wall, lie in random places. So much noise is on them
-that a tile is best restored from all tiles of its kind, and those may be anywhere.
+Run it with ``python examples/denoise.py``. The images are walls of 64 small tiles. Each wall has three kinds of tile,
+which no other wall has, in random places. Its neighbours say nothing about a tile, so that it is best restored from all
+tiles of its kind, wherever they are.
 """
 
 import numpy as np
@@ -12,20 +11,21 @@ from training import Tape, add, options, relu, train
 
 from sdpa_ref.layers import Conv1x1, SpatialAttention
 
-ACROSS, BATCH, NOISE = 4, 16, 1.5  # tiles; images; standard deviation of the noise, where the image is -1 and 1
+SIDE, TILE, KINDS, BATCH = 32, 4, 3, 16
+NOISE = 1.0  # its standard deviation; without it a pixel is -1 or 1
 
 
 def walls(count, rng):
-    """Return images, ``(count, 1, 32, 32)``: tiles of 4 x 4 cells of 2 x 2 pixels."""
-    kinds = rng.choice(np.float32([-1, 1]), (count, 2, 4, 4)).repeat(2, axis=-1).repeat(2, axis=-2)
-    places = rng.integers(0, 2, (count, ACROSS, ACROSS))
+    """Return images, ``(count, 1, SIDE, SIDE)``."""
+    kinds = rng.choice(np.float32([-1, 1]), (count, KINDS, TILE, TILE))
+    places = rng.integers(0, KINDS, (count, SIDE // TILE, SIDE // TILE))
     tiles = kinds[np.arange(count)[:, None, None], places]
-    return tiles.swapaxes(2, 3).reshape(count, 1, 8 * ACROSS, 8 * ACROSS)
+    return tiles.swapaxes(2, 3).reshape(count, 1, SIDE, SIDE)
 
 
 def neighbours(x):
     """Return the 3 x 3 neighbours of each position as its channels."""
-    b, c, h, w = x.shape
+    h, w = x.shape[2:]
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     shifts = [np.s_[:, :, i : i + h, j : j + w] for i, j in np.ndindex(3, 3)]
 
@@ -65,34 +65,35 @@ def squares(x, target):
 
 
 class UNet:
-    """A U-Net: down to 8 x 8 positions and up again, where what was seen on the way down is added."""
+    """A U-Net: down to 8 x 8 positions and up again, where what was there on the way down is added."""
 
     def __init__(self, attention, rng):
-        def convolution(channels_in, channels_out):
-            return Conv1x1(9 * channels_in, channels_out, rng=rng)
-
-        self.down = [convolution(1, 8), convolution(32, 16), convolution(64, 64)]
+        self.lift, self.last = Conv1x1(1, 4, rng=rng), Conv1x1(4, 1, rng=rng)
+        self.down = [Conv1x1(9 * channels, channels, rng=rng) for channels in (16, 64)]
+        self.up = [Conv1x1(9 * channels, channels, rng=rng) for channels in (64, 16)]
         if attention:
             self.middle = [SpatialAttention(64, heads=4, dim_head=32, rng=rng)]  # 32 832 weights
         else:
             self.middle = [Conv1x1(64, 256, rng=rng), relu, Conv1x1(256, 64, rng=rng)]  # 33 088
-        self.up = [convolution(64, 64), convolution(16, 32), convolution(8, 8)]
-        self.last = Conv1x1(8, 1, rng=rng)
 
     def __call__(self, tape, x):
         """Return the images without the noise."""
-        seen = []
+        x, seen = tape(self.lift, x), []
         for convolution in self.down:
-            x = tape(relu, tape(convolution, tape(neighbours, tape(fold, x) if seen else x)))
             seen.append(x)
+            x = convolved(tape, convolution, tape(fold, x))
+        y = x
         for step in self.middle:
-            x = tape(step, x)
+            y = tape(step, y)
+        x = tape(add, x, y)
         for convolution in self.up:
-            x = tape(add, x, seen.pop())
-            x = tape(relu, tape(convolution, tape(neighbours, x)))
-            if seen:
-                x = tape(unfold, x)
+            x = tape(add, tape(unfold, convolved(tape, convolution, x)), seen.pop())
         return tape(self.last, x)
+
+
+def convolved(tape, convolution, x):
+    """Return a map, and added to it what a convolution of 3 x 3 finds in it."""
+    return tape(add, x, tape(relu, tape(convolution, tape(neighbours, x))))
 
 
 def psnr(images, clean):
@@ -128,7 +129,7 @@ def draw(pictures, path):
 
 def main():
     """Train both networks, compare and draw."""
-    given = options(__doc__.splitlines()[0], steps=500, quick=15)
+    given = options(__doc__.splitlines()[0], steps=400, quick=15)
     rng = np.random.default_rng([given.seed, 1])
     clean = walls(64, rng)
     noisy = clean + NOISE * rng.standard_normal(clean.shape, np.float32)

@@ -14,7 +14,7 @@ from sdpa_ref import Linear, MultiHeadAttention
 from sdpa_ref.layers import LayerGradients
 
 try:
-    import matplotlib as matplotlib  # drawing is left to each example
+    import matplotlib  # noqa: F401  # each example draws for itself
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 except ModuleNotFoundError as error:
     raise SystemExit(f"The examples need {error.name}: pip install -e '.[examples]'") from None
@@ -24,7 +24,7 @@ class Tape:
     """Records the steps of a computation, and goes back through them for the gradients.
 
     A model is written as one computation, ``y = tape(step, x)`` in place of ``y = step(x)``; nothing else is needed to
-    train it. Arrays are told apart by identity, so that every step has to be on the tape and none may write to its input.
+    train it. Arrays are told apart by identity: every step has to be on the tape, and none may write to its input.
 
     In training there is an `rng`, with which `drop` drops a tenth of the numbers, so that the model relies on none.
     """
@@ -105,7 +105,8 @@ def train(loss_of, steps, rate, rng, title):
             losses.append(float(loss))
             progress.update(task, advance=1, loss=f"{np.mean(losses[-20:]):.3f}")
     tenth = -(-steps // 10)
-    print(f"loss: {np.mean(losses[:tenth]):.3f} in the first tenth of the steps, {np.mean(losses[-tenth:]):.3f} in the last")
+    first, last = np.mean(losses[:tenth]), np.mean(losses[-tenth:])
+    print(f"loss: {first:.3f} in the first tenth of the steps, {last:.3f} in the last")
     return losses
 
 
@@ -155,7 +156,8 @@ class LayerNorm:
             scaled = gradient * self.weight
             along = unit * (scaled * unit).mean(axis=-1, keepdims=True)
             by_x = (scaled - scaled.mean(axis=-1, keepdims=True) - along) / spread
-            return LayerGradients(by_x, None, {"weight": (gradient * unit).sum(axis=rows), "bias": gradient.sum(axis=rows)})
+            weights = {"weight": (gradient * unit).sum(axis=rows), "bias": gradient.sum(axis=rows)}
+            return LayerGradients(by_x, None, weights)
 
         return unit * self.weight + self.bias, vjp
 
@@ -181,10 +183,10 @@ class Block:
 def options(about, steps, quick):
     """Return the options of the command line, with `steps` steps of training by default and `quick` with --quick."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers; the same seed gives the same result")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same result")
     parser.add_argument("--steps", type=int, default=steps, help="of training (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="for the picture (default: this one)")
-    parser.add_argument("--quick", action="store_const", dest="steps", const=quick, help=f"only {quick} steps, to try it")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="for the picture")
+    parser.add_argument("--quick", action="store_const", dest="steps", const=quick, help=f"{quick} steps only")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     return given

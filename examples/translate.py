@@ -1,6 +1,6 @@
-"""Learns to translate German into English from 400 short phrases, and shows which words it looks at.
+"""Learns to translate German into English from 430 short phrases, and shows which words it looks at.
 
-    python examples/translate.py
+Run it with ``python examples/translate.py``. Some phrases are held out, and tell how well it puts known words together.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from sdpa_ref import Causal, Embedding, KeyLengths, Linear, QueryLengths, sinuso
 
 START, END = "<start>", "<end>"
 WIDTH, HEADS, DEPTH = 64, 4, 2
-HELD_OUT, LONGEST = 60, 12
+HELD_OUT, LONGEST = 60, 10
 SHOWN = "Wie geht es dir", "Heute kauft Max Brot", "Ich will morgen ein Buch kaufen"
 
 
@@ -63,8 +63,8 @@ class Translator:
         self.german, self.english = german, english
         self.read = Embedding(len(german.words), WIDTH, rng=rng)
         self.write = Embedding(len(english.words), WIDTH, rng=rng)
-        for embedding in (self.read, self.write):
-            embedding.weight[...] *= 0.2  # small at first: what is learned outweighs it, and words of a kind come together
+        for embedding in (self.read, self.write):  # small at first, so that what is learned outweighs what was random
+            embedding.weight[...] *= 0.2
         self.places = 0.2 * sinusoidal_positions(LONGEST, WIDTH)
         self.encoder = [Block(WIDTH, HEADS, rng) for _ in range(DEPTH)]
         self.decoder = [Block(WIDTH, HEADS, rng, context=True) for _ in range(DEPTH)]
@@ -82,16 +82,18 @@ class Translator:
             x = block(tape, x, Causal() & QueryLengths(m), context, KeyLengths(n) & QueryLengths(m))
         return tape(self.choose, tape(self.norms[1], x))
 
-    def translate(self, sentence):
-        """Return the likeliest English words one after the other, and for each the attention to the German ones."""
-        german, n = self.german.rows([sentence])
-        said = [START]
-        while said[-1] != END and len(said) < LONGEST:
+    def translate(self, sentences):
+        """Return the likeliest English words of each sentence, and their attention to its words."""
+        german, n = self.german.rows(list(map(words, sentences)))
+        start, end = (self.english.numbers[mark] for mark in (START, END))
+        said = np.full((len(sentences), 1), start)
+        while said.shape[1] < LONGEST and not (said == end).any(axis=1).all():
             tape = Tape()
-            logits = self(tape, german, n, *self.english.rows([said]))
-            said.append(self.english.words[logits[0, -1].argmax()])
-        weights = tape.attention(self.decoder[-1].cross)
-        return [word for word in said[1:] if word != END], weights[0].mean(axis=0)
+            logits = self(tape, german, n, said, np.full(len(said), said.shape[1]))
+            said = np.append(said, logits[:, -1:].argmax(axis=-1), axis=1)
+        weights = tape.attention(self.decoder[-1].cross).mean(axis=1)
+        texts = [" ".join(self.english.words[number] for number in row[1:]).split(END)[0].split() for row in said]
+        return [(text, w[: len(text), :length]) for text, w, length in zip(texts, weights, n, strict=True)]
 
 
 def loss_of_batches(model, phrases, rng, size=64):
@@ -109,11 +111,11 @@ def loss_of_batches(model, phrases, rng, size=64):
 
 
 def score(model, phrases):
-    """Return the phrases, each with what the model says of it, and how many of its words are right in place."""
-    said = [" ".join(model.translate(words(german))[0]) for german, _ in phrases]
+    """Return the phrases, each with what the model says of it and how many of its words are right in their places."""
+    said = [text for text, _ in model.translate([german for german, _ in phrases])]
     return [
-        (german, english, ours, sum(a == b for a, b in zip(words(english), words(ours), strict=False)))
-        for (german, english), ours in zip(phrases, said, strict=True)
+        (german, english, " ".join(text), sum(a == b for a, b in zip(words(english), text, strict=False)))
+        for (german, english), text in zip(phrases, said, strict=True)
     ]
 
 
@@ -127,16 +129,17 @@ def show(console, title, scores):
 
 def share(scores):
     """Return how many phrases are right, and how many words."""
-    right = sum(english.lower() == said for _, english, said, _ in scores)
+    phrases = sum(english.lower() == said for _, english, said, _ in scores)
     places = sum(max(len(words(english)), len(words(said))) for _, english, said, _ in scores)
-    return f"{right} of {len(scores)} right ({right / len(scores):.0%}), {sum(row[3] for row in scores) / places:.0%} of the words"
+    hits = sum(row[3] for row in scores)
+    return f"{phrases} of {len(scores)} phrases ({phrases / len(scores):.0%}), {hits / places:.0%} of the words"
 
 
 def print_attention(console, german, english, weights):
     """Print the attention as shades: a row for each English word, a column for each German one."""
-    width = max(map(len, english))
+    width = max(map(len, english), default=0)
     console.print(" " * width, *(f"{word:^7}" for word in german))
-    for word, row in zip(english, weights, strict=False):
+    for word, row in zip(english, weights, strict=True):
         console.print(f"{word:>{width}}", *(" ░▒▓█"[min(int(5 * weight), 4)] * 7 for weight in row))
 
 
@@ -144,7 +147,7 @@ def draw(pairs, path):
     """Write the picture of the attention between the words of some translations."""
     figure = Figure(figsize=(3.2 * len(pairs), 3.4), layout="constrained")
     for ax, (german, english, weights) in zip(figure.subplots(1, len(pairs)), pairs, strict=True):
-        ax.imshow(weights[: len(english)], cmap="Blues", vmin=0, vmax=1)
+        ax.imshow(weights, cmap="Blues", vmin=0, vmax=1)
         ax.set_xticks(range(len(german)), german, rotation=60)
         ax.set_yticks(range(len(english)), english)
     figure.suptitle("Which German words each English word looks at")
@@ -153,7 +156,7 @@ def draw(pairs, path):
 
 def main():
     """Train, score and draw."""
-    given = options(__doc__.splitlines()[0], steps=600, quick=30)
+    given = options(__doc__.splitlines()[0], steps=1000, quick=30)
     rng = np.random.default_rng(given.seed)
     lines = Path(__file__).with_name("phrases.tsv").read_text(encoding="utf-8").splitlines()
     phrases = [tuple(line.split("\t")) for line in lines]
@@ -163,17 +166,15 @@ def main():
 
     console, scores = Console(highlight=False), score(model, held_out)
     show(console, f"{len(held_out)} phrases that it never saw", scores)
-    console.print("of those it learned:   ", share(score(model, known[::8])))
-    console.print("of those it never saw: ", share(scores))
-    pairs = []
-    for sentence in SHOWN:
-        english, weights = model.translate(words(sentence))
+    console.print("right of those it learned:  ", share(score(model, known[::8])))
+    console.print("right of those it never saw:", share(scores))
+    shown = [(words(german), *said) for german, said in zip(SHOWN, model.translate(SHOWN), strict=True)]
+    for sentence, (german, english, weights) in zip(SHOWN, shown, strict=True):
         console.print(f"\n{sentence} -> {' '.join(english)}")
-        print_attention(console, words(sentence), english, weights)
-        pairs.append((words(sentence), english, weights))
+        print_attention(console, german, english, weights)
     path = given.out / "translate.png"
-    draw(pairs, path)
-    console.print(f"\nthe attention between the words: {path}")
+    draw(shown, path)
+    print(f"\nthe attention between the words: {path}")
 
 
 if __name__ == "__main__":

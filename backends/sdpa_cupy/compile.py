@@ -123,7 +123,8 @@ def _store(file: Path, code: bytes) -> None:
 def _options(defines: Sequence[tuple[str, Any]], arch: int | str, kind: Kind) -> list[str]:
     macros = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines]
     verbose = ["--ptxas-options=-v"] if kind == "cubin" else []
-    return [f"--gpu-architecture={TARGETS[kind]}_{arch}", "--std=c++17", *verbose, *macros]
+    exact = "--fmad=false"  # what is one operation in the source is one everywhere, in the emulations too
+    return [f"--gpu-architecture={TARGETS[kind]}_{arch}", "--std=c++17", exact, *verbose, *macros]
 
 
 def _texts(folder: Path) -> dict[str, str]:
