@@ -75,6 +75,22 @@ def test_truth_is_that_of_the_whole_problem(mask, dtype):
     assert given.query.dtype == dtype
 
 
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_a_backward_case_is_output_and_gradients(mask):
+    case = Case("case", 2, 3, 3, 40, 40, 8, mask=mask, backward=True)
+    given, options = inputs(case), {"mask": np.tri(40, dtype=bool)} if mask == "causal" else {}
+    assert case.flops == 2 * 7 * 8 * 3 * case.pairs
+    arrays = [array.astype(np.float64) for array in (given.query, given.key, given.value, given.grad)]
+    whole = [sdpa_ref.sdpa(*arrays[:3], **options, backend="reference")]
+    whole += sdpa_ref.sdpa_vjp(*arrays, **options, backend="reference")[:3]
+    exact = truth(case, given)
+    np.testing.assert_allclose(exact.output, np.concatenate([array[:1, :1] for array in whole], axis=2))
+    found = measure.measure(case, ["reference", "torch", "onnxruntime"], 1, 0.0)["contenders"]
+    assert 0 < found["reference"]["error"] <= exact.budget
+    assert found["onnxruntime"]["reason"] in ("it has no gradients", "No module named 'onnxruntime'")
+    assert find_spec("torch") is None or found["torch"]["error"] <= exact.budget
+
+
 def test_runs_take_turns():
     calls = []
     samples = clock.by_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0)

@@ -22,7 +22,7 @@ def gradients(name, backend):
 class Gradients:
     """One call of `sdpa_vjp` with the inputs of a case and a normally distributed gradient of the output."""
 
-    params = (BACKENDS, ["tiny-single", "tiny", "prefill-512", "prefill-512-causal", "vit"])
+    params = (BACKENDS, ["tiny-single", "tiny", "prefill-512", "prefill-512-causal", "vit", "prefill-2048-wide"])
     param_names = ("backend", "case")
     warmup_time = 0.1
     repeat = (3, 10, 2.0)

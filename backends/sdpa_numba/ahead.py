@@ -27,7 +27,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     OSError
         What would be compiled cannot be kept.
     """
-    from . import decode, panels
+    from . import backward, decode, panels
 
     directory, reason = cache_info()
     if reason is not None:
@@ -38,4 +38,7 @@ def warmup() -> dict[str, Callable[[], object]]:
         kernels[f"{dtype}, few rows"] = decode.kernel(dtype, sizes)
         kernels[f"{dtype}, plain"] = panels.kernel(dtype, sizes, False, None)
         kernels[f"{dtype}, general"] = panels.kernel(dtype, sizes, True, None)
+        if dtype == sizes.acc:  # gradients in half precision are computed in float32
+            kernels[f"{dtype}, gradients"] = backward.kernel(sizes, False)
+            kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)
     return {name: partial(getattr, kernel, "address") for name, kernel in kernels.items()}

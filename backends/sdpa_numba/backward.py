@@ -13,12 +13,13 @@ from .emit import itemsize
 from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .pullback import Block, Tile
-from .rows import FIELDS, place, rows_at, span, visible
+from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .simd import allocate, load_int64, loader, record_reader, release, splatter, storer
 from .views import batch, data, stride
 
 BACKWARD = np.dtype(
     [(name, np.int64) for name in (
+        "width",  # rows of a tile
         "E_row", "Ev_row", "E_parts",  # numbers from one packed row to the next, and rows of dQ.T
         "chunk", "chunks", "split",  # keys whose dQ is summed up first, their number, tasks of a key head
         "resume", "final",  # whether dK and dV are added to, whether the bias holds the scores
@@ -70,7 +71,7 @@ def kernel(sizes, general):
     A task is a key head, or one chunk of its keys; whoever does the last chunk adds up the dQ of all.
     """
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    block, tile_rows, widest = sizes.block, sizes.tile_rows, sizes.tile_vectors * lanes
+    block, tile_rows = sizes.block, sizes.tile_rows
     vector, zero = lanes * size, number(0)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     load_one, store_flag = loader(acc, acc), storer("int64")
@@ -126,16 +127,16 @@ def kernel(sizes, general):
     @part
     def tile_bytes(p):
         """Return the size of a tile's state and tables."""
-        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 2) * widest * size + 8 * FIELDS * widest + 64
+        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 2) * p.width * size + 8 * FIELDS * p.width + 64
 
     @part
     def tile_at(p, state, b, kv, index):
         """Return the tile with this index among those of a key head: its heads take turns."""
         heads = p.group // p.fold
-        head, first = kv * p.group + index % heads * p.fold, index // heads * widest
-        filled, step = min(widest, p.fold * p.L - first), widest * size
-        rows = rows_at(state + 64, widest)
-        lse = state + 64 + 8 * FIELDS * widest
+        head, first = kv * p.group + index % heads * p.fold, index // heads * p.width
+        filled, step = min(p.width, p.fold * p.L - first), p.width * size
+        rows = rows_at(state + 64, p.width)
+        lse = state + 64 + 8 * FIELDS * p.width
         query = lse + 2 * step
         grad = query + p.E * step
         query_rows = grad + p.Ev * step
@@ -151,7 +152,7 @@ def kernel(sizes, general):
     def begin(p, a, b, kv, tile, index, spare):
         """Place the rows of a tile."""
         heads = p.group // p.fold
-        first = index // heads * widest
+        first = index // heads * p.width
         head = kv * p.group + index % heads * p.fold
         place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_tile(p, a, b, tile, spare)
@@ -170,7 +171,7 @@ def kernel(sizes, general):
         for to in range(sums, sums + p.E * across, vector):
             store(to, load(to) + splat(zero))
         for r in range(0, tile.filled, lanes):
-            to = data(a.d_query) + (tile.index + r) * p.E * size
+            to = data(a.d_query) + (tile.first + r) * p.E * size
             turn_out(sums + r * size, across, min(lanes, tile.filled - r), p.E, to, p.E * size, size)
 
     @compiled
@@ -179,8 +180,8 @@ def kernel(sizes, general):
         p, a = read_numbers(plan), arrays_at(arrays)
         own = p.chunks if p.split == 1 else 1  # chunks of a task
         tiles = p.group // p.fold * p.tiles
-        sum_bytes = p.E_parts * widest * size
-        work_bytes = max(4 * block + lanes + 2, p.Ev_row) * widest * size
+        sum_bytes = p.E_parts * p.width * size
+        work_bytes = max(4 * block + lanes + 2, p.Ev_row) * p.width * size
         scratch = allocate(64 + work_bytes + p.strip * tile_bytes(p) + own * p.chunk // block * p.block_bytes)
         work = (scratch + 63) & -64
         states = work + work_bytes
@@ -210,8 +211,10 @@ def kernel(sizes, general):
                         keys = block_at(p, blocks + (j0 - key0) // block * p.block_bytes)
                         for x in range(first, last):
                             tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)
-                            j, end, complete = visible(tile.rows, tile.vectors * lanes, j0, min(j0 + block, p.S))
-                            if j < end:
+                            j, end, complete = j0, min(j0 + block, p.S), True
+                            if a.stop:
+                                j, end, complete = visible(tile.rows, tile.vectors * lanes, j, end)
+                            if j < end and not (general and a.dense and drops_all(a, tile.rows, tile.filled, j, end)):
                                 pull_block(p, a, b, tile, keys, j0, j, end, complete, work)
                     for x in range(first, last):
                         tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)

@@ -1,7 +1,7 @@
 """Gradients: the kernel on the whole problem, or on strips of rows where NumPy has a part in them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,16 +14,30 @@ from .strips import PRODUCT_ROWS, applied, scores
 from .threads import get_num_threads, run
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
-STRIP = 4  # tiles, at most, that share a pass over the keys
-TILE_ROWS = 48  # a multiple of every tile's rows: cut there, dK and dV add up in the same order
+TILE_ROWS = 96  # a multiple of every tile's rows: cut there, dK and dV add up in the same order
 PAIRS_AT_ONCE = 2**17  # of a head, in a strip: of all heads, the others would have a say in the bits of each
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Forward = Callable[[Problem, frozenset[str]], Result]
 
 
+class Flow(NamedTuple):
+    """What flows into each row, ``(*batch, Hq, L)`` or with a last axis Ev, and what the forward pass made of it."""
+
+    grad: Array
+    output: Array
+    lse: Array  # inf for an empty row
+    grad_lse: Array | None
+
+    def rows(self, here: slice) -> "Flow":
+        """Return that of some rows; what has no last axis is contiguous."""
+        grad_lse = None if self.grad_lse is None else np.ascontiguousarray(self.grad_lse[..., here])
+        lse = np.ascontiguousarray(self.lse[..., here])
+        return Flow(self.grad[..., here, :], self.output[..., here, :], lse, grad_lse)
+
+
 def differentiate(
-    problem: Problem, grad_output: Array, grad_lse: Array, result: Result | None, forward: Forward
+    problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None, forward: Forward
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
@@ -31,29 +45,28 @@ def differentiate(
     """
     acc = problem.acc_dtype
     if problem.dtype != acc:
-        arrays = {name: as_type(getattr(problem, name), acc) for name in ("query", "key", "value")}
-        problem = problem._replace(**arrays, dtype=acc, plans=problem.plans.setdefault("numba, wide", {}))
-        result = None
+        query, key, value = (as_type(array, acc) for array in (problem.query, problem.key, problem.value))
+        plans = problem.plans.setdefault("numba, wide", {})
+        problem, result = problem._replace(query=query, key=key, value=value, dtype=acc, plans=plans), None
     problem = problem._replace(out=None)
     output, lse, _ = result or forward(problem, frozenset({"output", "lse"}))
     empty = empty_rows(problem, lse, forward)
-    grad = as_type(grad_output, acc)
-    grad_lse = None if grad_lse is None else np.ascontiguousarray(as_type(grad_lse, acc))
-    rows = grad, output, np.where(empty, acc.type(np.inf), lse), grad_lse
-    shapes = [(1,) * (len(problem.batch) + 3 - bias.ndim) + bias.shape for bias in problem.biases]
+    grad_lse = None if grad_lse is None else as_type(grad_lse, acc)
+    flow = Flow(as_type(grad_output, acc), output, np.where(empty, acc.type(np.inf), lse), grad_lse)
     whole = (*problem.batch, problem.Hq, problem.L, problem.S)
+    shapes = [(1,) * (len(whole) - bias.ndim) + bias.shape for bias in problem.biases]
     if problem.blockwise or problem.score_mod is not None or any(shape != whole for shape in shapes):
-        gradients = pull_strips(problem, rows, shapes)
+        gradients = pull_strips(problem, flow, shapes)
     else:
-        gradients = new_gradients(problem, whole if shapes else None)
-        pull(problem, rows, gradients)
+        gradients = new_gradients(problem)._replace(bias=np.zeros(whole, acc) if shapes else None)
+        pull(problem, flow.rows(slice(None)), gradients)
     if problem.sink is None:
         return gradients
-    return gradients._replace(sink=sink_gradient(problem.sink, grad, output, lse, grad_lse, empty))
+    return gradients._replace(sink=sink_gradient(problem.sink, flow._replace(lse=lse), empty))
 
 
-def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Array:
-    """Return, (*batch, Hq, L), which rows see nothing."""
+def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Any:
+    """Return, ``(*batch, Hq, L)``, which rows see nothing."""
     if problem.sink is None:
         return lse == -np.inf
     alone = lse == problem.sink.astype(lse.dtype)[:, None]  # the sink, or what else there is vanishes beside it
@@ -62,103 +75,100 @@ def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Array:
     return forward(problem._replace(sink=None, plans={}), frozenset({"lse"})).lse == -np.inf
 
 
-def sink_gradient(sink: Array, grad: Array, output: Array, lse: Array, grad_lse: Array, empty: Array) -> Array:
-    """Return the gradient by the sink, (*batch, Hq)."""
+def sink_gradient(sink: Array, flow: Flow, empty: Array) -> Array:
+    """Return the gradient by the sink, ``(*batch, Hq)``."""
     with np.errstate(all="ignore"):
-        inner = np.where(empty, 0, np.einsum("...d,...d->...", grad, output))
-        share = np.where(lse == -np.inf, 0, np.exp(sink[:, None] - lse))
-        flow = share * ((0 if grad_lse is None else grad_lse) - inner)
-    return np.where(share == 0, 0, flow).sum(-1)
+        inner = np.where(empty, 0, np.einsum("...d,...d->...", flow.grad, flow.output))
+        share = np.where(flow.lse == -np.inf, 0, np.exp(sink[:, None] - flow.lse))
+        change = share * ((0 if flow.grad_lse is None else flow.grad_lse) - inner)
+    total: Array = np.where(share == 0, 0, change).sum(-1)
+    return total
 
 
-def new_gradients(problem: Problem, bias: tuple[int, ...] | None) -> Gradients:
-    """Return arrays for the gradients, that of the bias in this shape and all zero."""
+def new_gradients(problem: Problem) -> Gradients:
+    """Return arrays for the gradients by query, key and value; zeros where there is nothing to compute."""
     acc, lead = problem.acc_dtype, (*problem.batch, problem.Hkv, problem.S)
-    new = np.empty if problem.Hq and problem.L else np.zeros
-    query = (np.empty if problem.S else np.zeros)(problem.query.shape, acc)
-    d_bias = None if bias is None else np.zeros(bias, acc)
-    return Gradients(query, new((*lead, problem.E), acc), new((*lead, problem.Ev), acc), d_bias)
+    new = np.empty if problem.Hq and problem.L and problem.S else np.zeros
+    return Gradients(new(problem.query.shape, acc), new((*lead, problem.E), acc), new((*lead, problem.Ev), acc))
 
 
-def pull_strips(problem: Problem, rows: tuple[Array, ...], shapes: list[tuple[int, ...]]) -> Gradients:
+def pull_strips(problem: Problem, flow: Flow, shapes: list[tuple[int, ...]]) -> Gradients:
     """Return the gradients, of a strip of rows after the other, with those of biases summed to these shapes."""
-    acc, S = problem.acc_dtype, problem.S
-    whole = new_gradients(problem, None)
+    acc, S, whole = problem.acc_dtype, problem.S, new_gradients(problem)
     sums = [np.zeros(shape, acc) for shape in shapes]
     step = max(TILE_ROWS, PAIRS_AT_ONCE // max(1, S) // TILE_ROWS * TILE_ROWS)
     for i in range(0, problem.L if S else 0, step):
-        part, slope, derivative = problem.rows(i, min(i + step, problem.L)), None, None
+        part, here = problem.rows(i, min(i + step, problem.L)), slice(i, i + step)
+        slope: Array | None = None
         if problem.score_mod is not None:
             part, slope, derivative = with_slopes(part, min(PRODUCT_ROWS, problem.L))
-        here = slice(i, i + part.L)
-        lead = (*problem.batch, problem.Hq, part.L)
-        d_bias = np.zeros((*lead, S), acc) if sums else None
-        strip = Gradients(np.empty((*lead, problem.E), acc), whole.key, whole.value, d_bias)
-        grad, output, lse, grad_lse = rows
-        views = grad[..., here, :], output[..., here, :], lse[..., here], None if grad_lse is None else grad_lse[..., here]
-        pull(part, views, strip, slope, first=i == 0)
-        whole.query[..., here, :] = strip.query
-        if derivative is not None and sums:
+        d_query = np.empty(part.query.shape, acc)
+        d_bias = np.zeros((*d_query.shape[:-1], S), acc)
+        strip = whole._replace(query=d_query, bias=d_bias if sums else None)
+        pull(part, flow.rows(here), strip, slope, first=i == 0)
+        whole.query[..., here, :] = d_query
+        if slope is not None:
             np.multiply(d_bias, derivative, out=d_bias, where=d_bias != 0)
         for total in sums:
             target = total if total.shape[-2] == 1 else total[..., here, :]
-            axes = tuple(x for x, (n, m) in enumerate(zip(d_bias.shape, target.shape, strict=True)) if n != m)
+            axes = tuple(x for x, n in enumerate(target.shape) if n != d_bias.shape[x])
             target += d_bias.sum(axes, keepdims=True)
     return whole._replace(bias=tuple(sums) if len(sums) > 1 else sums[0] if sums else None)
 
 
 def with_slopes(problem: Problem, product: int) -> tuple[Problem, Array, Array]:
-    """Return the problem with all that leads to the scores in its bias, their slope by ``q . k``, and by the bias."""
+    """Return the problem with the scores as its bias, and their slopes: by ``scale * q . k``, and by the own bias."""
+    function: Any = problem.score_mod
     capped, biased, keep = scores(problem, product)
     with np.errstate(all="ignore"):
-        s, derivative = (applied(problem, f, biased) for f in (problem.score_mod, problem.score_mod.derivative))
+        s, derivative = (applied(problem, f, biased) for f in (function, function.derivative))
         slope = derivative if problem.softcap is None else derivative * (1 - (capped / problem.softcap) ** 2)
     part = problem._replace(softcap=None, bias=s, slopes=None, positions=None, dense=keep, score_mod=None)
     return part, np.ascontiguousarray(slope, s.dtype), derivative
 
 
-def pull(
-    problem: Problem, rows: tuple[Array, ...], gradients: Gradients, slope: Array = None, first: bool = True
-) -> None:
-    """Fill the gradients by the kernel; but add to those of key and value unless this is the `first` strip."""
-    sizes = sizes_for(problem.acc_dtype.name, *host_registers())
-    widest, unit = sizes.lanes * sizes.tile_vectors, problem.acc_dtype.itemsize
-    B, Hkv, L, S, E, Ev, group = (getattr(problem, name) for name in ("B", "Hkv", "L", "S", "E", "Ev", "group"))
-    if 0 in (B, problem.Hq, L, S):
+def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None = None, first: bool = True) -> None:
+    """Fill the gradients by the kernel, but add to those of key and value unless this is the `first` strip."""
+    if 0 in (problem.B, problem.Hq, problem.L, problem.S):
         return
+    sizes = sizes_for(problem.acc_dtype.name, *host_registers())
     numbers = numbers_of(problem, slope is not None, backward.BACKWARD)
     n = numbers[0]
-    n["E_row"], n["Ev_row"], n["E_parts"] = row_of(E, sizes), row_of(Ev, sizes), E + -E % sizes.tile_rows
-    n["fold"] = fold = group if widest > L else 1
-    n["tiles"] = tiles = -(-fold * L // widest)
-    n["regular"], n["units"], n["strip"] = fold == 1 or L == 1, B * Hkv, STRIP
-    n["chunk"] = chunk = sizes.block * max(LEAST_CHUNK, -(-S // (CHUNKS * sizes.block)))
-    n["chunks"] = chunks = -(-S // chunk)
-    n["split"] = split = chunks if B * Hkv < 4 * get_num_threads() else 1
     n["resume"], n["final"] = not first, slope is not None
-    n["block_bytes"] = 2 * sizes.block * (n["E_row"] + n["Ev_row"]) * unit + 64
-    n["counters"] = counters = 8 * B * Hkv + -8 * B * Hkv % 64
-    memory = None
-    if split > 1:
-        shares = B * Hkv * split * tiles * (group // fold) * int(n["E_parts"]) * widest * unit
-        memory = np.empty(counters + shares, np.uint8)
-        memory[:counters] = 0
-    grad, output, lse, grad_lse = rows
-    lse = np.ascontiguousarray(lse)
-    grad_lse = None if grad_lse is None else np.ascontiguousarray(grad_lse)
+    shares = set_sizes(n, problem, sizes)
+    memory = np.empty(n["counters"] + shares, np.uint8)
+    memory[: n["counters"]] = 0
     intervals = problem.intervals or (None, None, None)
-    arrays = backward.Arrays(
-        problem.query, problem.key, problem.value, output, grad, lse, grad_lse, gradients.query, gradients.key,
-        gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias, problem.slopes,
+    arrays = (
+        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.lse, flow.grad_lse, gradients.query,
+        gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias, problem.slopes,
         problem.positions,
     )  # fmt: skip
     addresses = np.array([0 if array is None else id(array) for array in arrays], np.int64)
     changes = problem.dense, problem.bias, problem.slopes, problem.dropout, problem.softcap
     kernel = backward.kernel(sizes, any(change is not None for change in changes))
-    start = 0 if memory is None else memory.ctypes.data
-    arguments = numbers.ctypes.data, start, addresses.ctypes.data
-    alone = B * problem.Hq * L * S * (E + Ev) <= SMALL
-    run(kernel, arguments, B * Hkv * split, alone=alone)
+    alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= SMALL
+    arguments = numbers.ctypes.data, memory.ctypes.data, addresses.ctypes.data
+    run(kernel, arguments, int(n["units"] * n["split"]), alone=alone)
+
+
+def set_sizes(n: Any, problem: Problem, sizes: Sizes) -> int:
+    """Set how the work is cut up, and return how many bytes the tasks share."""
+    unit, group, units = problem.acc_dtype.itemsize, problem.group, problem.B * problem.Hkv
+    strip = 1 if problem.intervals is None else 2  # tiles: the finer they are, the more of the keys a mask skips
+    width = 2 // strip * sizes.lanes * sizes.tile_vectors
+    fold = group if width > problem.L else 1
+    tiles = -(-fold * problem.L // width)
+    chunk = sizes.block * max(LEAST_CHUNK, -(-problem.S // (CHUNKS * sizes.block)))
+    chunks = -(-problem.S // chunk)
+    split = chunks if units < 4 * get_num_threads() else 1
+    n["width"], n["strip"], n["fold"], n["tiles"], n["units"] = width, strip, fold, tiles, units
+    n["regular"], n["chunk"], n["chunks"], n["split"] = fold == 1 or problem.L == 1, chunk, chunks, split
+    n["E_row"], n["Ev_row"] = row_of(problem.E, sizes), row_of(problem.Ev, sizes)
+    n["E_parts"] = problem.E + -problem.E % sizes.tile_rows
+    n["block_bytes"] = 2 * sizes.block * (n["E_row"] + n["Ev_row"]) * unit + 64
+    n["counters"] = 8 * units + -8 * units % 64
+    return int(units * split * tiles * (group // fold) * n["E_parts"] * width * unit) if split > 1 else 0
 
 
 def row_of(width: int, sizes: Sizes) -> int:

@@ -7,7 +7,6 @@ The weights w are computed again from the scores s and the lse, so that nothing 
 where D, a number a row, is what the sum of w * dP over the row's keys comes to: dO times the output.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,9 @@ from . import elementary, scores
 from .compilation import part
 from .emit import itemsize
 from .pack import transposing, value_packer
+from .products import functions as products
 from .rows import Rows, at, keeps
 from .simd import fma, lane, load_int64, loader, select, splatter, storer
-from .unrolled import tiler
 from .views import batch, data, stride
 
 
@@ -26,7 +25,7 @@ class Tile(NamedTuple):
     """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state."""
 
     rows: Rows
-    index: int  # of the first row in arrays (B, Hq, L)
+    first: int  # index of the first row in arrays (B, Hq, L)
     filled: int
     vectors: int
     flags: int  # whether all numbers of the rows are finite, and whether no row is empty
@@ -50,49 +49,47 @@ class Block(NamedTuple):
     finite: int
 
 
-@cache
-def multiplier(sizes, accumulate):
-    """Return ``multiply(vectors, a, a_row, a_step, b, b_step, c, c_row, steps, factor)``, a product with any strides.
-
-    It makes `tile_rows` rows of one to three vectors.
-    """
-    narrow, middle, wide = (tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate) for n in (1, 2, 3))
-    vector = sizes.lanes * itemsize(sizes.acc)
-
-    @part
-    def multiply(vectors, a, a_row, a_step, b, b_step, c, c_row, steps, factor):
-        if vectors == 3:
-            wide(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
-        elif vectors == 2:
-            middle(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
-        else:
-            narrow(a, a_row, a_step, b, vector, b_step, c, c_row, steps, factor)
-
-    return multiply
-
-
 def functions(sizes, general):
     """Return ``place_tile`` and ``pull_block`` for this type, without what only `general` problems need."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     block, tile_rows, vector = sizes.block, sizes.tile_rows, lanes * itemsize(acc)
-    slab, zero, one, inf = block * sizes.tile_vectors * vector, number(0), number(1), np.inf
+    zero, one, inf = number(0), number(1), np.inf
     load, store, splat, load_one = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), loader(acc, acc)
     store_flag = storer("int64")
     pack_rows, (turn_in, turn_out) = value_packer(acc, acc, lanes), transposing(acc, acc, acc, lanes)
-    multiply, add = multiplier(sizes, False), multiplier(sizes, True)
+    score, add_keys, add_rows = products(sizes)
     adjust, mask, thin = scores.functions(sizes, None)
     exp, tanh = elementary.functions(acc, lanes)
 
     @part
-    def gather(p, array, query, b, tile, width, target, target_row):
-        """Copy the rows of a tile, filled up with zeros."""
-        head, row, column = stride(array, 3), stride(array, 2), stride(array, 1)
-        source = batch(array, 3, query, b)
-        step = 1 if not p.regular else tile.filled
-        for r in range(0, tile.filled, step):
-            first = source + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row
-            next_row = row if p.fold == 1 else head
-            pack_rows(first, next_row, column, step, width, target + r * target_row, target_row, vector)
+    def gather(p, array, query, b, tile, width, target, row):
+        """Copy the rows of a tile, filled up with zeros, and return whether all of it is finite."""
+        head, source_row, column = stride(array, 3), stride(array, 2), stride(array, 1)
+        source, finite = batch(array, 3, query, b), True
+        count = tile.filled if p.regular else 1
+        for r in range(0, tile.filled, count):
+            first, step = source + at(tile.rows.h, r) * head + at(tile.rows.i, r) * source_row, source_row
+            if p.fold > 1:
+                step = head
+            finite &= pack_rows(first, step, column, count, width, target + r * row, row, vector)
+        return finite
+
+    @part
+    def clear(first, end):
+        """Set what lies there to 0."""
+        for to in range(first, end, vector):
+            store(to, splat(zero))
+
+    @part
+    def all_finite(rows, row, count, width):
+        """Return whether so many rows are finite."""
+        check, rest = splat(zero), zero
+        for r in range(count):
+            for x in range(rows + r * row, rows + r * row + width * size, vector):
+                check = fma(load(x), splat(zero), check)
+        for x in range(lanes):
+            rest += lane(check, x)
+        return rest == zero
 
     @part
     def turn(tile, rows, row, width, target):
@@ -105,42 +102,36 @@ def functions(sizes, general):
     def place_tile(p, a, b, tile, spare):
         """Fill a tile whose rows are known; an empty row becomes zeros, whatever is in it."""
         query_row, grad_row = p.E_row * size, p.Ev_row * size
-        gather(p, a.query, a.query, b, tile, p.E, tile.query_rows, query_row)
-        gather(p, a.grad, a.query, b, tile, p.Ev, tile.grad_rows, grad_row)
+        finite = gather(p, a.query, a.query, b, tile, p.E, tile.query_rows, query_row)
+        finite &= gather(p, a.grad, a.query, b, tile, p.Ev, tile.grad_rows, grad_row)
         gather(p, a.output, a.query, b, tile, p.Ev, spare, grad_row)
-        check, solid, lse, inner = splat(zero), True, zero, zero
+        solid, bounded, lse, inner = True, True, zero, zero
         for r in range(tile.vectors * lanes):
-            query, grad, out = tile.query_rows + r * query_row, tile.grad_rows + r * grad_row, spare + r * grad_row
             if r < tile.filled:  # a missing row repeats the last one
-                inner, lse = zero, load_one(data(a.lse) + (tile.index + r) * size)
-                solid &= lse != inf
-                total = splat(zero)
-                for d in range(0, p.Ev * size, vector):
-                    if lse == inf:
-                        store(grad + d, splat(zero))
-                    total = fma(load(grad + d), load(out + d), total)
-                    check = fma(load(grad + d), splat(zero), check)
-                for e in range(0, p.E * size, vector):
-                    if lse == inf:
-                        store(query + e, splat(zero))
-                    check = fma(load(query + e), splat(zero), check)
-                if lse != inf:
+                inner, lse = zero, load_one(data(a.lse) + (tile.first + r) * size)
+                if lse == inf:
+                    solid = False
+                    clear(tile.query_rows + r * query_row, tile.query_rows + r * query_row + p.E * size)
+                    clear(tile.grad_rows + r * grad_row, tile.grad_rows + r * grad_row + p.Ev * size)
+                else:
+                    total = splat(zero)
+                    for d in range(r * grad_row, r * grad_row + p.Ev * size, vector):
+                        total = fma(load(tile.grad_rows + d), load(spare + d), total)
                     for x in range(lanes):
                         inner += lane(total, x)
                     if a.grad_lse:
-                        inner -= load_one(data(a.grad_lse) + (tile.index + r) * size)
-                    check = fma(splat(lse + inner), splat(zero), check)
+                        inner -= load_one(data(a.grad_lse) + (tile.first + r) * size)
+                    bounded &= (lse + inner) * zero == zero
             store(tile.lse + r * size, lse)
             store(tile.inner + r * size, inner)
-        rest = zero
-        for x in range(lanes):
-            rest += lane(check, x)
-        store_flag(tile.flags, np.int64(rest == zero))
+        if not (finite or solid):
+            finite = all_finite(tile.query_rows, query_row, tile.filled, p.E)
+            finite &= all_finite(tile.grad_rows, grad_row, tile.filled, p.Ev)
+        store_flag(tile.flags, np.int64(finite and bounded))
         store_flag(tile.flags + 8, np.int64(solid))
         turn(tile, tile.query_rows, query_row, p.E, tile.query)
         turn(tile, tile.grad_rows, grad_row, p.Ev, tile.grad)
-        for to in range(tile.sums, tile.sums + p.E_parts * tile.vectors * vector, vector):
-            store(to, splat(zero))
+        clear(tile.sums, tile.sums + p.E_parts * tile.vectors * vector)
 
     @part
     def weigh(tile, t, u, keys, scale, finite):
@@ -211,38 +202,25 @@ def functions(sizes, general):
         """Copy a slab into an array ``(B, Hq, L, S)`` or from it, for the keys of ``[low, high)``."""
         across, row = tile.vectors * vector, p.S * size
         for r in range(0, tile.filled, lanes):
-            place, count = data(array) + ((tile.index + r) * p.S + low) * size, min(lanes, tile.filled - r)
+            place, count = data(array) + ((tile.first + r) * p.S + low) * size, min(lanes, tile.filled - r)
             if writing:
                 turn_out(t + r * size, across, count, high - low, place, row, size)
             else:
                 turn_in(place, row, size, count, high - low, t + r * size, across)
 
     @part
-    def add_rows(tile, t, keys, rows, target, row, width):
-        """Add ``A @ B`` for a slab and the rows of a tile."""
-        across, vectors = tile.vectors * vector, (width + lanes - 1) // lanes
-        for x in range(0, keys, tile_rows):
-            d = 0
-            while d < vectors:
-                n = 2 if vectors - d == 4 else min(3, vectors - d)
-                b, c = rows + d * vector, target + x * row + d * vector
-                add(n, t + x * across, across, size, b, row, c, row, tile.filled, one)
-                d += n
-
-    @part
     def pull_block(p, a, b, tile, keys, j0, low, high, complete, work):
         """Add what a tile and the keys of ``[low, high)`` of the block at j0 have to do with each other."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
         n, scale, finite = top - bottom, number(p.scale), keys.finite != 0 and load_int64(tile.flags) != 0
+        slab = block * p.width * size
         t, u, factors, kept, table = work, work + slab, work + 2 * slab, work + 3 * slab, work + 4 * slab
         query_row, grad_row, steps, here = p.E_row * size, p.Ev_row * size, p.E, (low - bottom) * across
         if general and p.final:
             steps = 0
-        for x in range(0, n, tile_rows):
-            key, value = keys.keys + (bottom - j0 + x) * query_row, keys.values + (bottom - j0 + x) * grad_row
-            to = x * across
-            multiply(tile.vectors, key, query_row, size, tile.query, across, t + to, across, steps, scale)
-            multiply(tile.vectors, value, grad_row, size, tile.grad, across, u + to, across, p.Ev, one)
+        first_key, first_value = keys.keys + (bottom - j0) * query_row, keys.values + (bottom - j0) * grad_row
+        score(tile, first_key, query_row, n, tile.query, t, steps, scale)
+        score(tile, first_value, grad_row, n, tile.grad, u, p.Ev, one)
         if general:
             if p.softcap:
                 level(p, t, n * across, factors)
@@ -273,9 +251,7 @@ def functions(sizes, general):
         if not (finite or all_seen):
             add_carefully(p, a, tile, keys, t + here, u + here, j0, low, high)
             return
-        for e in range(0, p.E, tile_rows):
-            key, to = keys.keys + (low - j0) * query_row + e * size, tile.sums + e * across
-            add(tile.vectors, key, size, query_row, u + here, across, to, across, high - low, one)
+        add_keys(tile, keys.keys + (low - j0) * query_row, query_row, p.E, u + here, high - low)
         add_rows(tile, u, n, tile.query_rows, keys.d_keys + (bottom - j0) * query_row, query_row, p.E)
         add_rows(tile, t, n, tile.grad_rows, keys.d_values + (bottom - j0) * grad_row, grad_row, p.Ev)
 

@@ -165,13 +165,13 @@ def _gradient_truth(case: Case, given: Inputs) -> Truth:
     wide = [array.astype(np.float64) for array in one]
     exact = [sdpa_ref.sdpa(*wide[:3], mask=case.rule, backend="reference")]
     exact += sdpa_ref.sdpa_vjp(*wide, mask=case.rule, backend="reference")[:3]
-    own = _straight(*one, seen=np.tri(case.L, case.S, case.S if case.mask == "full" else 0, dtype=bool))
+    own = _straight(np.tri(case.L, case.S, case.S if case.mask == "full" else 0, dtype=bool), *one)
     budget = max(empirical(mine, right, right, mine.dtype) for mine, right in zip(own, exact, strict=True))
     output = stacked(*exact)
     return Truth(np.arange(output.shape[2]), output, budget)
 
 
-def _straight(query: Array, key: Array, value: Array, grad: Array, seen: Array) -> tuple[Array, Array, Array, Array]:
+def _straight(seen: Array, query: Array, key: Array, value: Array, grad: Array) -> tuple[Array, Array, Array, Array]:
     """Return output and gradients by the formulas in the type of the arrays."""
     scale = query.dtype.type(query.shape[-1] ** -0.5)
     s = np.where(seen, scale * (query @ key.swapaxes(-1, -2)), query.dtype.type(-np.inf))

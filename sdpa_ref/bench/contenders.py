@@ -150,7 +150,7 @@ def _jax(case: Case, given: Inputs, threads: int) -> Call:
         options["local_window_size"] = (WINDOW - 1, 0)
     keep = None if case.mask != "padding" else jax.device_put(given.keep)
     attention = jax.jit(partial(jax.nn.dot_product_attention, **options))
-    if case.backward:
+    if given.grad is not None:
         grad = jax.device_put(heads_last(given.grad))
 
         def both(*arrays: Any) -> tuple[Any, ...]:
@@ -159,7 +159,7 @@ def _jax(case: Case, given: Inputs, threads: int) -> Call:
 
         run = jax.jit(both)
         return Call(
-            lambda: jax.block_until_ready(run(*arrays)),
+            lambda: [array.block_until_ready() for array in run(*arrays)],
             lambda found: stacked(*(np.asarray(array).swapaxes(1, 2) for array in found)),
         )
     return Call(

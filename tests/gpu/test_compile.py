@@ -140,6 +140,7 @@ ptxas info    : Used 40 registers"""
 
 
 def test_what_is_missing_is_said_with_the_command(monkeypatch):
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)  # whose CUDA it would name alone
     monkeypatch.setattr(nvrtc, "_files", lambda major: iter(["libnvrtc-of-nobody.so"]))
     nvrtc.library.cache_clear()
     try:

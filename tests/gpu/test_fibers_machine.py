@@ -171,7 +171,7 @@ FAULTS = {
     4: "deadlock: 63 threads wait at a barrier, 0 have ended; 1 lanes of warp 0 at warp_any",
     5: r"reads 1 bytes of global memory outside every array, at \+64 of the 64 bytes of an array uint8 \(64,\)",
     6: "writes 1 bytes of global memory outside every writable array, at -1 of the 64 bytes of an array int8",
-    7: r"reads 1 bytes of global memory outside every array, at [+-]\d+,\d\d\d,\d\d\d,\d\d\d of the 64 bytes",
+    7: r"reads 1 bytes of global memory outside every array, at [+-]\d+(,\d{3}){4} of the 64 bytes",
     8: "reads 4 bytes at an address that is no multiple",
     9: "ldmatrix: the address in shared memory is no multiple of 16",
     10: r"ldmatrix: byte 1\d\d\d is outside the 1024 bytes of shared memory",
