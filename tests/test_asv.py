@@ -149,6 +149,13 @@ def test_both_sides_of_a_pair_compute_the_same(benchmarks, pair):
     assert_close(other().reshape(shape), *arrays, **options)
 
 
+def test_help_of_the_dashboard_renders_nothing(tmp_path):
+    command = [sys.executable, str(BENCHES / "dashboard.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "folder" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Return the address of the dashboard of the kept results, served to this machine."""

@@ -200,7 +200,7 @@ def test_table_notes_and_chart(monkeypatch, capsys, tmp_path):
     ]
     monkeypatch.setattr(process, "results", lambda order: iter(results))
     picture = tmp_path / "ratios.png"
-    assert main(["bench", "--backend", "reference", "--peers", "torch", "--threads", "3", "--out", str(picture)]) == 0
+    assert main(["bench", "--backend", "reference", "--peers", "torch", "--threads", "1", "--out", str(picture)]) == 0
     out = capsys.readouterr().out
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     assert lines[0][:4] == ["case", "B, Hq, Hkv, L, S, E", "reference ms", "torch ms"]
@@ -208,7 +208,7 @@ def test_table_notes_and_chart(monkeypatch, capsys, tmp_path):
     assert lines[3][3:5] == ["-", "-"]
     assert lines[3][-1] == "50% reading"
     assert "- torch: no bfloat16 here (decode-bfloat16)\n" in out
-    assert ", 3 threads, " in out
+    assert ", 1 threads, " in out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -219,6 +219,9 @@ def test_usage(capsys):
     assert "at least 1" in refused(capsys, "--threads", "0")
     assert "at least 0" in refused(capsys, "--seconds", "nan")
     assert "--out" in refused(capsys, "--cases", "tiny", "--out", "no/such/folder/ratios.png")
+    assert "the chart is a PNG, call it ratios.png" in refused(capsys, "--cases", "tiny", "--out", "ratios.svg")
+    assert "needs --peers and --cases" in refused(capsys, "--peers", "", "--out", "ratios.png")
+    assert "--threads 9999: this process has " in refused(capsys, "--threads", "9999")
 
 
 def test_a_real_run(capsys):

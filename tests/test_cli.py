@@ -74,8 +74,9 @@ def test_mask_as_json(capsys):
     [("start", "#...."), ("end", "###.."), ("1", "##..."), ("-1", ".....")],
 )
 def test_mask_offset(capsys, offset, first_row):
-    (entry,) = examined(capsys, "Causal()", "-L", "3", "-S", "5", "--offset", offset)["entries"]
-    assert entry["picture"].splitlines()[1] == f"  0 {first_row}"
+    for option in ("--offset", "--query-offset"):
+        (entry,) = examined(capsys, "Causal()", "-L", "3", "-S", "5", option, offset)["entries"]
+        assert entry["picture"].splitlines()[1] == f"  0 {first_row}"
 
 
 def test_mask_offset_for_each_batch_entry(capsys):

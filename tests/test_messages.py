@@ -57,6 +57,9 @@ CALLS = {
     "0/1 mask": ({"mask": PAIRS.astype(int)}, TypeError, ["mask must be", "boolean", "got int64", r"astype\(bool\)"]),
     "float mask": ({"mask": PAIRS.astype(np.float32)}, TypeError, ["mask must be", "boolean", "got float32", "bias="]),
     "object mask": ({"mask": PAIRS.astype(object)}, TypeError, ["mask must be", "object"]),
+    "mask text": ({"mask": "causal"}, TypeError, ["got str; write a mask object, such as Causal()".replace("(", r"\(").replace(")", r"\)")]),
+    "mask (B, S)": ({"mask": PAIRS[:, 0, 0]}, ValueError, [r"got \(2, 7\); for padding pass mask\[:, None, None, :\] or Key"]),
+    "heads after lengths": ({"query": Q[:, :5, :2], "key": K[:, :2, :2], "value": V[:, :2, :2]}, ValueError, ['layout="LHE"']),
     "mask class": ({"mask": Causal}, TypeError, ["mask must be a mask object", r"Causal\(\.\.\.\)"]),
     "mask shape": ({"mask": PAIRS[..., :6]}, ValueError, [r"mask must .* \(2, 6, 5, 7\), got \(2, 6, 5, 6\)"]),
     "mask of too many axes": ({"mask": PAIRS[None]}, ValueError, ["mask must broadcast", r"got \(1, 2, 6, 5, 7\)"]),
@@ -115,6 +118,7 @@ def test_out_that_is_an_input(backend):
 OBJECTS = {
     "negative window": (lambda: Window(-1, 0), ValueError, "Window left must be at least 0, got -1; None leaves"),
     "negative right window": (lambda: Window(None, -3), ValueError, "Window right must be at least 0, got -3; None"),
+    "half a window": (lambda: Window(7), TypeError, r"Window\(left, right\); to look back only: Window\(7, 0\)"),
     "float window": (lambda: Window(2.0, 0), TypeError, "Window left must be an integer, got float"),
     "boolean window": (lambda: Window(True, 0), TypeError, "Window left must be an integer, got bool"),
     "negative length": (lambda: KeyLengths([3, -1]), ValueError, "KeyLengths must not be negative, got -1"),

@@ -11,7 +11,8 @@
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-extern "C" const char __ehdr_start[], _end[];  // of this library
+// Of this library; were they not hidden, the loader would take the end of the executable.
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[], _end[];
 
 namespace fibers {
 
