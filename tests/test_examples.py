@@ -31,8 +31,9 @@ def run(name, folder, *options, **environment):
 @pytest.mark.parametrize(("name", "trainings"), [("translate", 1), ("vit_digits", 1), ("denoise", 2)])
 def test_quick_run_learns_and_draws(name, trainings, tmp_path):
     (tmp_path / "numba.py").write_text("raise ImportError('nothing is to be compiled')")
-    alone = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # other tests run, too
-    printed, losses = run(name, tmp_path / "new", "--quick", PYTHONPATH=str(tmp_path), PYTHONIOENCODING="utf-8", **alone)
+    others = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # there are other tests
+    others |= {"PYTHONPATH": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
+    printed, losses = run(name, tmp_path / "new", "--quick", **others)
     assert len(losses) == trainings
     assert all(last < first for first, last in losses)
     (picture,) = (tmp_path / "new").iterdir()
@@ -40,7 +41,9 @@ def test_quick_run_learns_and_draws(name, trainings, tmp_path):
     assert printed.rstrip().endswith(str(picture))
 
 
-@pytest.mark.parametrize(("name", "module"), [("vit_digits", "sklearn"), ("translate", "rich"), ("denoise", "matplotlib")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("vit_digits", "sklearn"), ("translate", "rich"), ("denoise", "matplotlib")]
+)
 def test_what_is_missing_is_said_with_its_remedy(name, module, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('as if absent', name={module!r})")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

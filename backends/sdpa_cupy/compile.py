@@ -1,28 +1,21 @@
 """Kernels compiled for one architecture, kept on disk under a key of all that the code depends on.
 
-Every compilation is a file of its own, written in one step; a change in any kernel source, other options or another
-NVRTC lead to other files. A file that cannot be read back is as good as none, and without a folder everything works.
+Every compilation is a file of its own; a change in any kernel source, other options or another NVRTC lead to other
+files. A file that cannot be read back is as good as none, and without a folder everything works.
 """
 
 import hashlib
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
-
 from sdpa_cupy import nvrtc
 from sdpa_cupy.nvrtc import Compilation, Kind
+from sdpa_ref import disk
 
 KERNELS = Path(__file__).parent / "kernels"
-VARIABLE = "SDPA_REF_CACHE_DIR"
-VERSIONS_KEPT = 8
-DIGEST_SIZE = 32
 TARGETS = {"cubin": "sm", "ptx": "compute"}
 _RESOURCES = re.compile(
     r"Function properties for (\w+)\s.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -66,13 +59,11 @@ def compiled(
         With NVRTC's log.
     """
     file = _file(source, defines, arch, kind, folder)
-    with suppress(OSError):
-        content = file.read_bytes()
-        if hashlib.sha256(content[DIGEST_SIZE:]).digest() == content[:DIGEST_SIZE]:
-            return content[DIGEST_SIZE:]
-    code = compilation(source, defines, arch, kind, folder).code
-    with suppress(OSError):
-        _store(file, code)
+    code = disk.read(file)
+    if code is None:
+        code = compilation(source, defines, arch, kind, folder).code
+        with suppress(OSError):
+            disk.write(file, code)
     return code
 
 
@@ -91,33 +82,13 @@ def resources(log: str) -> dict[str, Resources]:
 
 
 def cache_directory(folder: Path = KERNELS) -> Path:
-    """Return the directory for code of exactly these sources and this NVRTC; it need not exist.
-
-    It lies in the folder that the environment variable ``SDPA_REF_CACHE_DIR`` names, else in the user's cache. Whoever
-    can write there can run code on the device.
-    """
-    key = hashlib.sha256(repr((nvrtc.version(), sorted(_texts(folder).items()))).encode())
-    root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("sdpa_ref", appauthor=False)
-    return Path(root).expanduser().absolute() / "cupy" / key.hexdigest()[:16]
+    """Return the directory for code of exactly these sources and this NVRTC; it need not exist."""
+    return disk.directory("cupy", repr((nvrtc.version(), sorted(_texts(folder).items()))).encode())
 
 
 def _file(source: str, defines: Sequence[tuple[str, Any]], arch: int | str, kind: Kind, folder: Path) -> Path:
     key = hashlib.sha256(repr((source, _options(defines, arch, kind))).encode())
     return cache_directory(folder) / f"{Path(source).stem}-{arch}-{key.hexdigest()[:32]}.{kind}"
-
-
-def _store(file: Path, code: bytes) -> None:
-    """Write the file in one step for all who read or write it at the same time, and drop what is old."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(uuid.uuid4().hex)
-    try:
-        part.write_bytes(hashlib.sha256(code).digest() + code)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
-    directories = sorted(file.parent.parent.iterdir(), key=lambda directory: directory.stat().st_mtime)
-    for directory in directories[:-VERSIONS_KEPT]:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _options(defines: Sequence[tuple[str, Any]], arch: int | str, kind: Kind) -> list[str]:

@@ -8,12 +8,9 @@ compiled in every process anew, and a file that cannot be read back is as good a
 
 import hashlib
 import math
-import os
 import pickle
 import platform
-import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -24,7 +21,6 @@ from typing import Any, NamedTuple
 import llvmlite
 import numba
 import numpy as np
-import platformdirs
 from llvmlite import ir
 from numba import types
 from numba.core.caching import NullCache
@@ -32,10 +28,9 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
+from sdpa_ref import disk
+
 PACKAGE = Path(__file__).parent
-VARIABLE = "SDPA_REF_CACHE_DIR"
-VERSIONS_KEPT = 8
-DIGEST_SIZE = 32
 LIBRARIES = (math, np, numba)  # known by the names of what is in them, as their versions are in the key
 
 
@@ -70,18 +65,11 @@ def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 @cache
 def cache_directory() -> Path:
-    """Return the directory for kernels of exactly these sources and versions; it need not exist.
-
-    It lies in the folder that the environment variable ``SDPA_REF_CACHE_DIR`` names, else in the user's cache. As with
-    Numba's caches, whoever can write there can run code here.
-    """
+    """Return the directory for kernels of exactly these sources and versions; it need not exist."""
     versions = [platform.python_implementation(), platform.python_version()]
     versions += [module.__version__ for module in (numba, llvmlite, np)]
-    key = hashlib.sha256("\n".join(versions).encode())
-    for source in sorted(PACKAGE.rglob("*.py")):
-        key.update(source.name.encode() + hashlib.sha256(source.read_bytes()).digest())
-    root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("sdpa_ref", appauthor=False)
-    return Path(root).expanduser().absolute() / "numba" / key.hexdigest()[:16]
+    sources = [(source.name, source.read_bytes()) for source in sorted(PACKAGE.rglob("*.py"))]
+    return disk.directory("numba", repr((versions, sources)).encode())
 
 
 def cache_info() -> CacheInfo:
@@ -110,40 +98,22 @@ class _DiskCache(NullCache):
         """Return the compilation stored for `signature`, None where there is none or none that works."""
         rtsys.initialize(target_context)  # all that loaded code needs; compilers load the rest, which takes 0.1 s
         try:
-            content = self._file(signature, target_context.codegen()).read_bytes()
-            if hashlib.sha256(content[DIGEST_SIZE:]).digest() != content[:DIGEST_SIZE]:
-                return None
-            return CompileResult._rebuild(target_context, *pickle.loads(content[DIGEST_SIZE:]))
+            content = disk.read(self._file(signature, target_context.codegen()))
+            return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
         except Exception:  # whatever is wrong with a file, compiling is the remedy
             return None
 
     def save_overload(self, signature: Any, compilation: Any) -> None:
-        """Store `compilation` in one step for all who read or write it at the same time; if that fails, do without."""
+        """Store `compilation`; if that fails, do without."""
         if compilation.library.has_dynamic_globals:  # addresses in this process
             return
         with suppress(OSError, pickle.PicklingError, _Unknown):
-            file = self._file(signature, compilation.codegen)
-            content = dumps(compilation._reduce())
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_name(uuid.uuid4().hex)
-            try:
-                part.write_bytes(hashlib.sha256(content).digest() + content)
-                part.replace(file)
-            finally:
-                part.unlink(missing_ok=True)
-            _prune(file.parent.parent)
+            disk.write(self._file(signature, compilation.codegen), dumps(compilation._reduce()))
 
     def _file(self, signature: Any, codegen: Any) -> Path:
         arguments = tuple(getattr(signature, "args", signature))
         key = repr(_describe((self.dispatcher, arguments, codegen.magic_tuple()), {}))
         return cache_directory() / f"{self.dispatcher.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-
-
-def _prune(root: Path) -> None:
-    """Return when the oldest directories of `root` are gone."""
-    directories = sorted(root.iterdir(), key=lambda directory: directory.stat().st_mtime)
-    for directory in directories[:-VERSIONS_KEPT]:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Unknown(Exception):

@@ -9,15 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from sdpa_cupy.compile import KERNELS, VARIABLE, VERSIONS_KEPT
+from sdpa_cupy.compile import KERNELS
+from sdpa_ref import disk
 
 RUNTIME = Path(__file__).parent
 CHECKED = ("-fsanitize=thread",)  # for the kernel alone, and not for the linker: only the calls are wanted
@@ -78,15 +76,10 @@ def library(
 
 
 def cache_directory(*folders: Path) -> Path:
-    """Return the directory for what this compiler makes of exactly these folders' sources; it need not exist.
-
-    It lies in the folder that the environment variable ``SDPA_REF_CACHE_DIR`` names, else in the user's cache. Whoever
-    can write there can run code here.
-    """
+    """Return the directory for what this compiler makes of exactly these folders' sources; it need not exist."""
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in (".cu", ".h", ".cpp")]
     texts = [(file.name, file.read_bytes()) for file in files]
-    root = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("sdpa_ref", appauthor=False)
-    return Path(root).expanduser().absolute() / "fibers" / _digest(_version(_compiler()), texts)[:16]
+    return disk.directory("fibers", repr((_version(_compiler()), texts)).encode())
 
 
 def runtime() -> Path:
@@ -99,23 +92,13 @@ def runtime() -> Path:
 def _made(directory: Path, name: str, arguments: list[str]) -> Path:
     """Return a file that the compiler made, in one step for all who make it at the same time."""
     file = directory / name
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.touch()  # what is in use is not the oldest
-    if file.exists():
-        return file
-    part = directory / f"{uuid.uuid4().hex}{file.suffix}"
-    try:
-        command = [_compiler(), *arguments, "-o", str(part)]
-        plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
-        if done.returncode:
-            raise BuildError(f"{' '.join(command)}\n{done.stderr}")
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
-    directories = sorted(directory.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-    for old in directories[:-VERSIONS_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    if not file.exists():
+        with disk.replaced(file) as part:
+            command = [_compiler(), *arguments, "-o", str(part)]
+            plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
+            if done.returncode:
+                raise BuildError(f"{' '.join(command)}\n{done.stderr}")
     return file
 
 
