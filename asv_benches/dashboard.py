@@ -3,6 +3,7 @@
 The pages of ``asv publish`` load their libraries from content delivery networks. Here npm fetches the same ones, once.
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -48,5 +49,14 @@ def render(folder):
     index.write_text(_REMOTE.sub(lambda found: f'{found[1]}="lib/{FILES[found[2]]}"', page), encoding="utf-8")
 
 
+def main():
+    """Render where the command line says, and say how to look at it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0].partition(":")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=HERE / ".asv" / "html", help="default: %(default)s")
+    folder = parser.parse_args().folder.absolute()
+    render(folder)
+    print(f"To look at it: {Path(sys.executable).name} -m http.server -d {folder}")
+
+
 if __name__ == "__main__":
-    render(Path(sys.argv[1] if len(sys.argv) > 1 else HERE / ".asv" / "html").absolute())
+    main()

@@ -6,10 +6,12 @@ tiles of its kind, wherever they are.
 """
 
 import numpy as np
-from matplotlib.figure import Figure
-from training import Tape, add, options, relu, train
+from training import Tape, add, needed, options, relu, train
 
 from sdpa_ref.layers import Conv1x1, SpatialAttention
+
+with needed():
+    from matplotlib.figure import Figure
 
 SIDE, TILE, KINDS, BATCH = 32, 4, 3, 16
 NOISE = 1.0  # its standard deviation; without it a pixel is -1 or 1

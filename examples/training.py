@@ -6,6 +6,7 @@ function that takes the gradient of the loss by the value and returns those by t
 
 import argparse
 import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,18 @@ import numpy as np
 from sdpa_ref import Linear, MultiHeadAttention
 from sdpa_ref.layers import LayerGradients
 
-try:
-    import matplotlib  # noqa: F401  # each example draws for itself
+
+@contextmanager
+def needed():
+    """End the program, and say what to install, where a module that is imported within is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"The examples need {error.name}: pip install -e '.[examples]'") from None
+
+
+with needed():
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
-except ModuleNotFoundError as error:
-    raise SystemExit(f"The examples need {error.name}: pip install -e '.[examples]'") from None
 
 
 class Tape:

@@ -7,12 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
-from training import Block, LayerNorm, Tape, add, cross_entropy, options, train
+from training import Block, LayerNorm, Tape, add, cross_entropy, needed, options, train
 
 from sdpa_ref import Causal, Embedding, KeyLengths, Linear, QueryLengths, sinusoidal_positions
+
+with needed():
+    from matplotlib.figure import Figure
+    from rich.console import Console
+    from rich.table import Table
 
 START, END = "<start>", "<end>"
 WIDTH, HEADS, DEPTH = 64, 4, 2

@@ -4,11 +4,13 @@ Run it with ``python examples/vit_digits.py``. The images are real, 8 x 8 pixels
 """
 
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
-from training import Block, LayerNorm, Tape, add, cross_entropy, options, train
+from training import Block, LayerNorm, Tape, add, cross_entropy, needed, options, train
 
 from sdpa_ref import Embedding, Linear, patchify
+
+with needed():
+    from matplotlib.figure import Figure
+    from sklearn.datasets import load_digits
 
 PATCH, WIDTH, HEADS, DEPTH, BATCH = 2, 48, 4, 2, 64
 TEST = 360

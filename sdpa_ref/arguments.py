@@ -39,7 +39,8 @@ def sizes(
                 f"key and value must have the same number of heads Hkv, got {Hkv} and {value_heads}: {got}"
             )
     if Hq and (Hkv == 0 or Hq % Hkv):
-        raise ValueError(f"the query heads Hq = {Hq} must be a multiple of the key heads Hkv = {Hkv}: {got}")
+        hint = '; for heads after lengths: layout="LHE"' if layout == "HLE" and S and L and L % S == 0 else ""
+        raise ValueError(f"the query heads Hq = {Hq} must be a multiple of the key heads Hkv = {Hkv}: {got}{hint}")
     try:
         batch = np.broadcast_shapes(*(view.shape[:-3] for view in views.values()))
     except ValueError:

@@ -16,6 +16,9 @@ class AttentionState:
     ``a + b`` is attention over the union of two disjoint sets of keys. The sum is commutative, and `empty` is its
     identity, so that any split of the keys, merged in any order, equals the whole within rounding.
 
+    Under `Causal`, `Window` and whatever else depends on the position, each piece needs its own `query_offset`: that of
+    the whole, as a number, less the first key of the piece. "end" would align each piece for itself.
+
     Attributes
     ----------
     output : array, shape (..., Hq, L, Ev), or (..., L, Hq, Ev) in layout "LHE"
@@ -31,10 +34,17 @@ class AttentionState:
 
     Examples
     --------
-    >>> from sdpa_ref import sdpa, sdpa_state
+    >>> from sdpa_ref import Causal, sdpa, sdpa_state
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 4))  # two heads, five rows
     >>> halves = sdpa_state(q, k[:, :2], v[:, :2]) + sdpa_state(q, k[:, 2:], v[:, 2:])
     >>> bool(np.allclose(halves.output, sdpa(q, k, v), atol=1e-14))
+    True
+
+    Causal, with a second piece that begins at key 2:
+
+    >>> first = sdpa_state(q, k[:, :2], v[:, :2], mask=Causal(), query_offset=0)
+    >>> second = sdpa_state(q, k[:, 2:], v[:, 2:], mask=Causal(), query_offset=0 - 2)
+    >>> bool(np.allclose((first + second).output, sdpa(q, k, v, mask=Causal()), atol=1e-14))
     True
     """
 

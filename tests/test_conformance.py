@@ -1,6 +1,7 @@
 """The conformance suite: it passes what is right, finds what is wrong, and says which of weights and values it is."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from sdpa_ref import Causal, sdpa, sdpa_state
-from sdpa_ref.testing import counterexample, power
+from sdpa_ref.testing import counterexample, power, report
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import case
 from sdpa_ref.testing.diagnose import diagnosed
@@ -149,7 +150,63 @@ def test_a_target_that_raises_fails_with_what_it_raised():
     def raises(query, key, value):
         raise RuntimeError("no kernel image")
 
-    assert first_failure(raises, "plain").message == "raised RuntimeError: no kernel image"
+    line = raises.__code__.co_firstlineno + 1
+    message = f"raised RuntimeError: no kernel image\n  at {__file__}, line {line}, in raises"
+    assert first_failure(raises, "plain").message == message
+
+
+def test_a_target_that_raises_elsewhere_names_its_own_line_first():
+    def passes_on(query, key, value):
+        return right(query, key, value, scale="large")
+
+    places = first_failure(passes_on, "plain").message.splitlines()[1:]
+    assert len(places) == 2
+    assert places[0] == f"  at {__file__}, line {right.__code__.co_firstlineno + 1}, in right"
+
+
+def test_a_target_that_exits_fails_and_an_interrupt_ends_the_run():
+    def stops(error):
+        def forward(query, key, value):
+            raise error
+
+        return target(forward)
+
+    for law in laws("plain", "repeatable"):
+        assert law.check(stops(SystemExit(0)), case(0)).message.startswith("raised SystemExit: 0\n")
+    with pytest.raises(KeyboardInterrupt):
+        laws("plain")[0].check(stops(KeyboardInterrupt()), case(0))
+
+
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        (lambda output: None, "output must be a numpy.ndarray, got NoneType"),
+        (lambda output: output.tolist(), "output must be a numpy.ndarray, got list"),
+        (
+            lambda output: (output, 0),
+            "output must be a numpy.ndarray, got tuple; to return (output, lse), give a Target with state=",
+        ),
+        (lambda output: output[0], "output must have shape"),
+        (lambda output: output.astype(object), "output must have dtype float32, got object"),
+    ],
+)
+def test_no_law_breaks_at_a_result_that_is_no_output(made, complaint):
+    claims = {"mask": True, "poison": True, "invariant": True, "private": True, "nonfinite": True, "strides": True}
+    run = check(target(lambda *arrays, **options: made(right(*arrays, **options)), **claims), rounds=1)
+    messages = {outcome.failure.message for outcome in run.outcomes if outcome.failure}
+    assert all(message.startswith(complaint) for message in messages)
+    assert {outcome.law.name for outcome in run.outcomes if outcome.cases} <= {"hidden keys"}
+
+
+def test_states_and_gradients_are_tuples_of_their_length():
+    everything = Capabilities(lse=True, gradients=True, mask=True)
+    short = Target("mine", right, everything, state=right, vjp=lambda *arrays, **options: (None,) * 3)
+    run = check(short, rounds=1, laws=laws("lse", "merge", "gradients"))
+    assert [outcome.failure.message for outcome in run.outcomes] == [
+        "state must return (output, lse), got ndarray",
+        "state must return (output, lse), got ndarray",
+        "vjp must return (d_query, d_key, d_value, d_bias, d_sink), got tuple of 3",
+    ]
 
 
 def test_causal_that_starts_at_the_wrong_end():
@@ -226,6 +283,14 @@ def test_claims_need_their_functions():
         target(right, gradients=True)
 
 
+def test_a_wrong_result_without_keys_is_diagnosed():
+    def nan(query, key, value):
+        return right(query, key, value) if key.size else np.full((*query.shape[:-1], value.shape[-1]), np.nan, "f4")
+
+    failure = BY_NAME["plain"].check(target(nan, empty_axes=True), case(0, S=0))
+    assert diagnosed(target(nan), failure).blame == "unknown: there are no keys"
+
+
 # --- weights or values ---
 
 
@@ -257,6 +322,28 @@ def test_the_first_wrong_row_is_named():
     given = case(0, batch=(2,), heads=(2, 2), L=4, S=3, E=2, Ev=2)
     failure = BY_NAME["plain"].check(target(wrong_in_row_2_of_head_1), given)
     assert diagnosed(target(wrong_in_row_2_of_head_1), failure).first == ((1,), 1, 2)
+
+
+def test_a_failure_is_told_in_words_and_with_its_weights():
+    failure = first_failure(misses_key_16, "plain")
+    lines = counterexample.described(failure, diagnosed(target(misses_key_16), failure)).splitlines()
+    assert re.fullmatch(r"  row 0, keys 9 to 16: expected \[.*\], got \[.* 0\. +\]", lines[-4])
+    assert lines[-3].endswith("value (1, 1, 17, 1): L=1, S=17")
+    assert "seed" in lines[-1]
+    told = counterexample.described(
+        dataclasses.replace(failure, case=case(0, S=2, mask=("causal",), bias=("array",), offset="end")),
+        diagnosed(target(right), dataclasses.replace(failure, got=None)),
+    )
+    assert "L=1, S=2, mask=Causal(), bias=[[[" in told
+    assert "query_offset='end'" in told
+
+
+def test_the_diagnosis_and_the_message_agree_on_the_largest_error():
+    def far(query, key, value):
+        return right(query, key, value) + np.float32(1e30)
+
+    failure = first_failure(far, "plain")
+    assert f"{diagnosed(target(far), failure).worst:.3g} times" in failure.message
 
 
 # --- counterexamples ---
@@ -387,6 +474,33 @@ def test_targets_by_name(tmp_path):
             resolve(word)
 
 
+def test_a_target_finds_its_neighbours_and_the_current_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (folder / "sdpa_ref_neighbour.py").write_text("from sdpa_ref import sdpa as attention\n")
+    (folder / "mine.py").write_text("from sdpa_ref_neighbour import attention\n")
+    (tmp_path / "sdpa_ref_current.py").write_text("def attention(query, key, value): ...\nimport sys; sys.exit()\n")
+    monkeypatch.chdir(tmp_path)
+    before = sys.path[:]
+    assert resolve("kernels/mine.py:attention").capabilities.softcap
+    with pytest.raises(TargetError, match="importing 'sdpa_ref_current' raised SystemExit"):
+        resolve("sdpa_ref_current:attention")
+    assert sys.path == before
+    del sys.modules["sdpa_ref_neighbour"]
+
+
+def test_keywords_that_are_never_passed_are_told(tmp_path):
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        "def foreign(query, key, value, attn_mask=None, is_causal=False, scale=None): ...\n"
+        "def ours(query, key, value=None, *, mask=None, **options): ...\n"
+    )
+    about = resolve(f"{path}:foreign").about
+    assert about.startswith("its keywords attn_mask, is_causal are not ours and were never passed; ours: mask, bias, ")
+    assert resolve(f"{path}:foreign", Capabilities(scale="any")).about == about
+    assert resolve(f"{path}:ours").about == ""
+
+
 def test_the_names_of_the_laws_are_distinct_and_told():
     assert len(BY_NAME) == len(PROPERTIES)
     for law in PROPERTIES:
@@ -408,3 +522,6 @@ def test_a_run_tells_what_its_tolerance_could_not_see():
     one_key = dataclasses.replace(Capabilities(), max_length=1)
     run = check(Target("mine", right, one_key), rounds=8, seconds=FOREVER)
     assert {sight.fault: sight.cases for sight in run.sights}["16 keys in the middle dropped"] == 0
+    told = "\n".join(report.unseen(run))
+    assert "16 keys in the middle dropped: no case of this run could show it" in told
+    assert "wrong group" not in told, "grouped heads are not claimed"

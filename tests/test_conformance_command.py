@@ -32,6 +32,13 @@ misses_key_16.capabilities = {"mask": True, "ranks": [3, 4]}
 
 def right(query, key, value):
     return sdpa(query, key, value, backend="reference")
+
+def nan_in_empty_rows(query, key, value, *, mask=True):
+    output = sdpa(query, key, value, mask=mask, backend="reference")
+    return np.where(np.any(mask, -1, keepdims=True), output, np.float32(np.nan))
+
+def exits(query, key, value):
+    raise SystemExit(0)
 """
 
 
@@ -61,6 +68,24 @@ def test_a_wrong_target_fails_with_a_command_that_repeats_it(capsys, kernels, tm
     assert f"case: {again}\n" in capsys.readouterr().out
     assert main(["check", f"{kernels}:right", "--property", "needles", "--case", again]) == 0
     assert "passes" in capsys.readouterr().out
+
+
+def test_a_target_that_exits_fails(capsys, kernels):
+    assert main(["check", f"{kernels}:exits", "--property", "plain", "--seconds", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "raised SystemExit: 0\n" in out
+    assert re.search(r"^ plain +failed +0 passed before ", out, re.M)
+
+
+def test_a_cause_that_several_laws_share_is_told_once(capsys, kernels):
+    few = [word for name in ("ties", "mask arrays", "empty rows") for word in ("--property", name)]
+    assert main(["check", f"{kernels}:nan_in_empty_rows", "--seconds", "5", *few]) == 1
+    out = capsys.readouterr().out
+    cause = "laws fail for one cause: a row that sees no key gives nan, expected 0; fix it first, or claim"
+    assert re.search(rf'^[23] {cause} empty_row="nan" if that is intended$', out, re.M)
+    assert out.index("one cause") < out.index("FAILED")
+    assert out.count("output is wrong") == 1
+    assert "\nthe same as in '" in out
 
 
 def test_json(capsys, kernels):

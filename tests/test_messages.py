@@ -31,6 +31,7 @@ from sdpa_ref import (
 
 Q, K, V = qkv(np.float32)
 PAIRS = np.ones((2, 6, 5, 7), bool)
+SWAPPED = {"query": Q.swapaxes(1, 2), "key": K.swapaxes(1, 2), "value": V.swapaxes(1, 2)}
 RAGGED = [[1.0, 2.0], [3.0]]
 LOCKED = np.empty((2, 6, 5, 8), np.float32)
 LOCKED.setflags(write=False)
@@ -57,9 +58,9 @@ CALLS = {
     "0/1 mask": ({"mask": PAIRS.astype(int)}, TypeError, ["mask must be", "boolean", "got int64", r"astype\(bool\)"]),
     "float mask": ({"mask": PAIRS.astype(np.float32)}, TypeError, ["mask must be", "boolean", "got float32", "bias="]),
     "object mask": ({"mask": PAIRS.astype(object)}, TypeError, ["mask must be", "object"]),
-    "mask text": ({"mask": "causal"}, TypeError, ["got str; write a mask object, such as Causal()".replace("(", r"\(").replace(")", r"\)")]),
-    "mask (B, S)": ({"mask": PAIRS[:, 0, 0]}, ValueError, [r"got \(2, 7\); for padding pass mask\[:, None, None, :\] or Key"]),
-    "heads after lengths": ({"query": Q[:, :5, :2], "key": K[:, :2, :2], "value": V[:, :2, :2]}, ValueError, ['layout="LHE"']),
+    "mask text": ({"mask": "causal"}, TypeError, [r"got str; write a mask object, such as Causal\(\)"]),
+    "mask (B, S)": ({"mask": PAIRS[:, 0, 0]}, ValueError, [r"padding pass mask\[:, None, None, :\] or KeyLen"]),
+    "heads after lengths": (SWAPPED, ValueError, ["Hq = 5", "Hkv = 7", '; for heads after lengths: layout="LHE"']),
     "mask class": ({"mask": Causal}, TypeError, ["mask must be a mask object", r"Causal\(\.\.\.\)"]),
     "mask shape": ({"mask": PAIRS[..., :6]}, ValueError, [r"mask must .* \(2, 6, 5, 7\), got \(2, 6, 5, 6\)"]),
     "mask of too many axes": ({"mask": PAIRS[None]}, ValueError, ["mask must broadcast", r"got \(1, 2, 6, 5, 7\)"]),

@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what was measured; the exit code is 1 where a backend is wrong."""
     _needs("rich", "cli", not options.json)
     _needs("matplotlib", "plot", options.out is not None)
-    if options.out is not None and not options.out.parent.is_dir():
-        raise UsageError(f"--out {options.out}: there is no such directory")
+    if options.out is not None:
+        _drawable(options)
     from sdpa_ref.bench import report
 
     result = _measure(options)
@@ -97,6 +97,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     cases, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
     processor = collect()["processor"]
     threads = options.threads or processor["logical processors"]
+    if threads > processor["logical processors"]:
+        raise UsageError(f"--threads {threads}: this process has {processor['logical processors']} processors")
     rows: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
     memory_rate: float | None = None
@@ -132,6 +134,16 @@ def _print(result: dict[str, Any]) -> None:
     if result["cases"]:  # 200 columns, whatever the terminal has: a table that is cut off is of no use
         Console(width=200, markup=False, emoji=False, highlight=False).print(report.table(result))
     print(*report.notes(result), report.caption(result), sep="\n")
+
+
+def _drawable(options: argparse.Namespace) -> None:
+    """Raise the error of a chart that could not be drawn or written, before anything is measured."""
+    if not options.out.parent.is_dir():
+        raise UsageError(f"--out {options.out}: there is no such directory")
+    if options.out.suffix.lower() != ".png":
+        raise UsageError(f"--out {options.out}: the chart is a PNG, call it {options.out.with_suffix('.png').name}")
+    if not (options.peers and options.cases):
+        raise UsageError("--out draws the times of peers by ours, and needs --peers and --cases")
 
 
 def _cases(patterns: Sequence[str]) -> list[str]:

@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-S", type=_size, metavar="N", help="number of keys (default: that of the queries)")
     parser.add_argument(
         "--offset",
+        "--query-offset",
         type=_offset,
         metavar="start|end|N",
         help="position of the first query among the keys; N,N,... for a batch",

@@ -339,6 +339,8 @@ def as_mask(value: Any) -> Mask:
         return value
     if isinstance(value, type) and issubclass(value, Mask):
         raise TypeError(f"mask must be a mask object, got the class {value.__name__}: write {value.__name__}(...)")
+    if isinstance(value, str):
+        raise TypeError("mask must be a mask object or a boolean array, got str; write a mask object, such as Causal()")
     array = as_array("mask", value)
     if array.dtype == np.bool_:
         return BooleanArray(array)

@@ -15,6 +15,8 @@ def check_broadcast(name: str, shape: tuple[int, ...], batch: tuple[int, ...], h
     hint = ""
     if len(shape) == 3 and batch and shape[0] == batch[-1] and broadcastable(shape[1:], (L, S)):
         hint = f"; axis -3 counts query heads: for one {name} a batch entry pass {name}[:, None]"
+    elif len(shape) == 2 and batch and shape == (batch[-1], S):
+        hint = f"; for padding pass {name}[:, None, None, :]" + (" or KeyLengths" if name == "mask" else "")
     raise ValueError(f"{name} must broadcast to (..., Hq, L, S) = {target}, got {shape}{hint}")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-_LINES, _COLUMNS = 64, 96  # the most that is drawn; a longer side is thinned out
+_LINES, _COLUMNS = 64, 96  # the most that is drawn; of a longer side several share a mark
 
 
 def picture(keep: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
@@ -20,12 +20,15 @@ def picture(keep: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
 
 def _panel(keep: Any) -> str:
     L, S = keep.shape
-    every = -(-L // _LINES) or 1, -(-S // _COLUMNS) or 1
+    rows, keys = -(-L // _LINES) or 1, -(-S // _COLUMNS) or 1
     width = max(3, len(str(max(L - 1, 0))))
-    lines = [" " * (width + 1) + "".join(str(j % 10) for j in range(0, S, every[1]))] if every[1] == 1 else []
-    for i in range(0, L, every[0]):
-        marks = "".join("#" if kept else "." for kept in keep[i, :: every[1]])
-        lines.append(f"{i:>{width}} {marks}")
-    if every != (1, 1):
-        lines.append(f"(one row in {every[0]}, one key in {every[1]}; {L} x {S} in all)")
+    lines = []
+    if (rows, keys) != (1, 1):
+        lines.append(f"(a mark is {rows} x {keys} pairs, # where any is kept; {L} x {S} in all)")
+        keep = np.logical_or.reduceat(keep, np.arange(0, L, rows), axis=0)
+        keep = np.logical_or.reduceat(keep, np.arange(0, S, keys), axis=1)
+    if keys == 1:
+        lines.append(" " * (width + 1) + "".join(str(j % 10) for j in range(S)))
+    for i, marks in enumerate(keep):
+        lines.append(f"{rows * i:>{width}} {''.join('#' if kept else '.' for kept in marks)}")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from sdpa_ref.masks.checks import broadcasts, count, fits, integers, last_axis, 
 from sdpa_ref.masks.intervals import Bound, Rows
 
 _FAR = 1 << 40  # a bound beyond this is as good as open, and sums of a few of them stay in int64
+_ABSENT: Any = ...  # no default, but an error that says what to write
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,10 +59,12 @@ class Window(Mask):
     """
 
     left: int | None
-    right: int | None
+    right: int | None = _ABSENT
     positional = counts_in_documents = True
 
     def __post_init__(self) -> None:
+        if self.right is _ABSENT:
+            raise TypeError(f"mask: Window(left, right); to look back only: Window({self.left!r}, 0)")
         for side in ("left", "right"):
             bound = getattr(self, side)
             if bound is not None:

@@ -51,12 +51,7 @@ def assert_within(actual: Any, budget: Budget, *, what: str = "output") -> None:
         The name that the message begins with.
     """
     expected, limit = budget.expected, budget.limit
-    if not isinstance(actual, np.ndarray):
-        raise AssertionError(f"{what} must be a numpy.ndarray, got {type(actual).__name__}")
-    if actual.dtype != budget.dtype:
-        raise AssertionError(f"{what} must have dtype {budget.dtype}, got {actual.dtype}")
-    if actual.shape != expected.shape:
-        raise AssertionError(f"{what} must have shape {expected.shape}, got {actual.shape}")
+    assert_form(actual, budget.dtype, expected.shape, what)
     with np.errstate(all="ignore"):
         got = actual.astype(np.float64)
         error = _error(got, expected, budget.dtype)
@@ -74,6 +69,16 @@ def assert_within(actual: Any, budget: Budget, *, what: str = "output") -> None:
         f"  worst at {worst}: expected {expected[worst]}, got {got[worst]}, "
         f"{units[worst]:.3g} times what is allowed"
     )
+
+
+def assert_form(actual: Any, dtype: np.dtype[Any], shape: tuple[int, ...], what: str = "output") -> None:
+    """Raise an AssertionError unless `actual` is an array of this type and shape."""
+    if not isinstance(actual, np.ndarray):
+        raise AssertionError(f"{what} must be a numpy.ndarray, got {type(actual).__name__}")
+    if actual.dtype != dtype:
+        raise AssertionError(f"{what} must have dtype {dtype}, got {actual.dtype}")
+    if actual.shape != shape:
+        raise AssertionError(f"{what} must have shape {shape}, got {actual.shape}")
 
 
 def _error(got: Array, expected: Array, dtype: np.dtype[Any]) -> Array:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ import numpy as np
 import sdpa_ref as sr
 from sdpa_ref import reference
 from sdpa_ref.problem import Problem
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.onnx_model import attention_model
 
+_FEW = 8  # numbers that are printed, keys of a row or entries of an option
+_LONGEST = 200  # characters of an option
+_HOW_TO_READ = "  (its number is the seed of all that is drawn; sizes that it leaves out are 1, options are off)"
 _SCRIPT = '''"""{title}
 
 {message}
@@ -107,12 +111,43 @@ def described(failure: Failure, diagnosis: Diagnosis) -> str:
         b, h, i = diagnosis.first
         at = f"batch {', '.join(map(str, b))}, head {h}, row {i}" if b else f"head {h}, row {i}"
         lines.append(f"first wrong row: {at}")
-        lines.append(f"largest error: {diagnosis.worst:.3g} times what is allowed")
     if diagnosis.blame in ("weights", "values"):
         other = "wrong" if diagnosis.blame == "weights" else "right, and so the product with the values is wrong"
         lines.append(f"with one-hot values the weights are {other}")
-    lines.append(f"case: {failure.case}")
-    return "\n".join(lines)
+    if diagnosis.blame == "weights" and diagnosis.weights is not None and diagnosis.right_weights is not None:
+        lines.append(_wrong_weights(diagnosis.weights, diagnosis.right_weights))
+    return "\n".join([*lines, _facts(failure.case), f"case: {failure.case}", _HOW_TO_READ])
+
+
+def _wrong_weights(got: Array, expected: Array) -> str:
+    """Return some weights of the worst row, around the key where they are farthest apart."""
+    with np.errstate(all="ignore"):
+        apart = np.nan_to_num(abs(got - expected), nan=np.inf)
+    i, j = np.unravel_index(apart.argmax(), apart.shape)
+    start = max(0, min(int(j) - _FEW // 2, got.shape[-1] - _FEW))
+    keys = slice(start, min(start + _FEW, got.shape[-1]))
+    told = (np.array2string(weights[i, keys], precision=4, max_line_width=1000) for weights in (expected, got))
+    return "  row {}, keys {} to {}: expected {}, got {}".format(i, keys.start, keys.stop - 1, *told)
+
+
+def _facts(case: Case) -> str:
+    """Return the sizes and the options of a case in words."""
+    last = case.options.get("layout") == "LHE"
+    L, S = (array.shape[-3 if last else -2] for array in (case.query, case.key))
+    shapes = ", ".join(f"{name} {getattr(case, name).shape}" for name in ("query", "key", "value"))
+    options = (f"{name}={_told(option)}" for name, option in case.options.items())
+    return f"{case.query.dtype.newbyteorder('=')} {shapes}: {', '.join([f'L={L}', f'S={S}', *options])}"
+
+
+def _told(option: Any) -> str:
+    if isinstance(option, tuple):
+        return f"({', '.join(map(_told, option))})"
+    if isinstance(option, np.ndarray) and option.size > _FEW:
+        return f"{option.dtype} array {option.shape}"
+    if callable(option) and hasattr(option, "__name__"):
+        return str(option.__name__)
+    text = str(option.tolist()) if isinstance(option, np.ndarray) else repr(option)
+    return shorten(text, _LONGEST, placeholder=" ...")
 
 
 def _harmless(text: str) -> str:

@@ -10,8 +10,6 @@ from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.judge import Declined, Failure, called, judged
 from sdpa_ref.testing.target import Target
 
-_LARGEST = 1e6  # units of the budget; a picture needs no more
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -53,13 +51,15 @@ def diagnosed(target: Target, failure: Failure) -> Diagnosis:
     found = Diagnosis((tuple(b), h, i), float(units.max()), units[(*b, h)])
     if not limit.any():  # bits were compared, not numbers
         return replace(found, blame="unknown: the law is about bits")
+    right = error_budget(case.query, case.key, case.value, what="weights", **case.options).expected
+    if not right.size:
+        return replace(found, blame="unknown: there are no keys")
     try:
         weights = _read_weights(target, case)
     except Declined as reason:
         return replace(found, blame=f"unknown: {reason}")
     if isinstance(weights, Failure):
         return replace(found, blame=f"unknown, as with one-hot values it {weights.message}")
-    right = error_budget(case.query, case.key, case.value, what="weights", **case.options).expected
     verdict = judged(weights, case, target.capabilities, "weights")
     mine, theirs = (wide(array).reshape(got.shape[:-1] + array.shape[-1:])[(*b, h)] for array in (weights, right))
     return replace(found, blame="weights" if verdict else "values", weights=mine, right_weights=theirs)
@@ -70,7 +70,7 @@ def _units(got: Array, expected: Array, limit: Array) -> Array:
     with np.errstate(all="ignore"):
         error = np.where((got == expected) | (np.isnan(got) & np.isnan(expected)), 0, abs(got - expected))
         error = np.where(np.isnan(error), np.inf, error)
-        return np.where(np.isposinf(limit), 0, np.minimum(np.where(error == 0, 0, error / limit), _LARGEST))
+        return np.where(np.isposinf(limit), 0, np.where(error == 0, 0, error / limit))
 
 
 def _read_weights(target: Target, case: Case) -> Array | Failure:

@@ -1,5 +1,6 @@
 """The verdict on one result: within the error budget, with the meaning that the target claims."""
 
+import traceback
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,10 +12,15 @@ from sdpa_ref.problem import Problem
 from sdpa_ref.testing.budget import Budget, What, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Array, Case
-from sdpa_ref.testing.compare import assert_within
+from sdpa_ref.testing.compare import assert_form, assert_within
 from sdpa_ref.testing.target import Target
 
 _LN2 = float(np.log(2))
+_TUPLES = {
+    "state": ("output", "lse"),
+    "merge": ("output", "lse"),
+    "vjp": ("d_query", "d_key", "d_value", "d_bias", "d_sink"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Declined(Exception):
 
 
 def called(target: Target, name: str, case: Case, *arrays: Any, **options: Any) -> Any:
-    """Return what the function of the target of this name returns, or the Failure that it raised.
+    """Return what the function of the target of this name returns, or the Failure that it raised or did not return.
 
     A target that claims one layout only is not told which.
 
@@ -59,11 +65,42 @@ def called(target: Target, name: str, case: Case, *arrays: Any, **options: Any) 
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            return getattr(target, name)(*arrays, **options)
+            got = getattr(target, name)(*arrays, **options)
     except NotImplementedError as error:
         raise Declined(str(error)) from error
-    except Exception as error:  # whatever a kernel may raise on legal arguments is a finding
-        return Failure(case, f"raised {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a kernel may raise on legal arguments is a finding, SystemExit too
+        return Failure(case, f"raised {type(error).__name__}: {error}{_place(error)}")
+    try:
+        _assert_returned(name, got, arrays)
+    except AssertionError as error:
+        return Failure(case, str(error))
+    return got
+
+
+def _place(error: BaseException) -> str:
+    """Return where an exception was raised, after where the target's own file led to it; "" for a refused call."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    places = dict.fromkeys(f"\n  at {f.filename}, line {f.lineno}, in {f.name}" for f in (*own[-1:], *frames[-1:]))
+    return "".join(places)
+
+
+def _assert_returned(name: str, got: Any, arrays: tuple[Any, ...]) -> None:
+    """Raise an AssertionError unless a function of a target returned an output, or the tuple that it must return."""
+    if name in _TUPLES and not (isinstance(got, tuple | list) and len(got) == len(_TUPLES[name])):
+        number = f" of {len(got)}" if isinstance(got, tuple | list) else ""
+        raise AssertionError(f"{name} must return ({', '.join(_TUPLES[name])}), got {type(got).__name__}{number}")
+    if name != "forward":
+        return
+    query, _, value = arrays
+    lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
+    try:
+        assert_form(got, query.dtype.newbyteorder("="), (*lead, *query.shape[-3:-1], value.shape[-1]))
+    except AssertionError as error:
+        hint = "; to return (output, lse), give a Target with state=" if isinstance(got, tuple) else ""
+        raise AssertionError(f"{error}{hint}") from None
 
 
 def judged(got: Any, case: Case, claims: Capabilities, what: What = "output", merges: int = 0) -> Failure | None:
@@ -101,6 +138,15 @@ def empty_rows(case: Case, what: str = "output") -> tuple[Array, Array]:
     if what == "weights":
         return (pair[0][0], pair[1][0]) if problem.headless else pair
     return problem.to_caller(pair[0], rows_last=True), problem.to_caller(pair[1], rows_last=True)
+
+
+def excuse(failure: Failure, claims: Capabilities) -> str:
+    """Return the other claim of `empty_row` under which a wrong output would be right, or ""."""
+    if failure.got is None or failure.limit is None or failure.what != "output" or not failure.limit.any():
+        return ""
+    got = failure.got.astype(failure.case.query.dtype.newbyteorder("="))
+    rules = (rule for rule in ("zero", "nan", "mean", "any") if rule != claims.empty_row)
+    return next((rule for rule in rules if not judged(got, failure.case, replace(claims, empty_row=rule))), "")
 
 
 def _with_claims(budget: Budget, case: Case, claims: Capabilities, what: What) -> Budget:

@@ -88,7 +88,9 @@ def differentiates(target: Target, case: Case) -> Failure | None:
     if isinstance(got, Failure):
         return got
     budgets = gradient_budget(*case.arrays, grad_output, **options)
-    for name, gradient, budget in zip(budgets._fields, got, budgets, strict=False):
+    for name, gradient, budget in zip(budgets._fields, got, budgets, strict=True):
+        if isinstance(budget, tuple) and not (isinstance(gradient, tuple | list) and len(gradient) == len(budget)):
+            return Failure(case, f"gradient of {name} must be a tuple of {len(budget)}", "gradient")
         pairs = zip(gradient, budget, strict=True) if isinstance(budget, tuple) else [(gradient, budget)]
         for one, allowed in pairs:
             if allowed is not None:

@@ -7,7 +7,7 @@ from sdpa_ref.testing import pictures
 from sdpa_ref.testing.cases import Array
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis
-from sdpa_ref.testing.report import Finding, summary, unseen
+from sdpa_ref.testing.report import Finding, common_cause, summary, unseen
 from sdpa_ref.testing.runner import Outcome, Run
 
 _LEAST = 320  # pixels that the longer side of a picture gets at least
@@ -49,11 +49,12 @@ dark red beyond, to 1000. Weights go from white, 0, to blue, 1; red is neither.<
 def page(run: Run, found: tuple[Finding, ...]) -> str:
     """Return the page."""
     verdict = "passed" if run.passed else "failed"
+    cause, _ = common_cause(found, run.target.capabilities)
     parts = [
         f"<h1>{escape(run.target.name)}</h1>",
         f'<p class="about">{escape(run.target.about)}</p>',
         f'<p class="verdict {verdict}">{escape(summary(run))}</p>',
-        *(["<h2>Failures</h2>", _LEGEND, *map(_failure, found)] if found else []),
+        *(["<h2>Failures</h2>", f"<p>{escape(cause)}</p>", _LEGEND, *map(_failure, found)] if found else []),
         "<h2>Properties</h2>",
         _properties(run),
         "<h2>What the tolerance could see</h2>",

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref
+from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis, diagnosed
-from sdpa_ref.testing.judge import Failure
+from sdpa_ref.testing.judge import Failure, excuse
+from sdpa_ref.testing.power import NEEDS
 from sdpa_ref.testing.properties import Property
 from sdpa_ref.testing.runner import Run
 from sdpa_ref.testing.target import Target
 
+_EMPTY_ROWS = {"zero": "0", "nan": "nan", "mean": "the mean of all values", "any": "other numbers"}
 MARKS = {"passed": "green", "failed": "bold red", "not claimed": "dim", "declined": "yellow", "not run": "yellow"}
 
 
@@ -83,6 +86,7 @@ def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
         "about": run.target.about,
         "versions": {"sdpa_ref": sdpa_ref.__version__, "numpy": np.__version__},
         "passed": run.passed,
+        "common_cause": common_cause(found, run.target.capabilities)[0],
         "seed": run.seed,
         "rounds": run.rounds,
         "seconds": round(run.seconds, 2),
@@ -114,7 +118,10 @@ def summary(run: Run) -> str:
 def unseen(run: Run) -> list[str]:
     """Return the seeded faults that the tolerance did not always see, a line for each."""
     lines: list[str] = []
+    claims = run.target.capabilities
     for sight in run.sights if any(o.cases for o in run.outcomes) else ():
+        if sight.fault in NEEDS and not any(getattr(claims, claim) for claim in NEEDS[sight.fault]):
+            continue
         if not sight.cases:
             lines.append(f"{sight.fault}: no case of this run could show it")
         elif not sight.seen:
@@ -122,6 +129,17 @@ def unseen(run: Run) -> list[str]:
         elif sight.longest_seen < sight.longest:
             lines.append(f"{sight.fault}: seen up to {sight.longest_seen} keys, not at {sight.longest}")
     return lines
+
+
+def common_cause(found: tuple[Finding, ...], claims: Capabilities) -> tuple[str, tuple[str, ...]]:
+    """Return what several laws fail for, and their names; "" and none where rows without keys are not to blame."""
+    rules = {one.law.name: rule for one in found if (rule := excuse(one.failure, claims))}
+    if len(rules) < 2:
+        return "", ()
+    rule = next(iter(rules.values()))
+    cause = f"a row that sees no key gives {_EMPTY_ROWS[rule]}, expected {_EMPTY_ROWS[claims.empty_row]}"
+    advice = f'fix it first, or claim empty_row="{rule}" if that is intended'
+    return f"{len(rules)} laws fail for one cause: {cause}; {advice}", tuple(rules)
 
 
 def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
@@ -135,7 +153,7 @@ def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
     for outcome in run.outcomes:
         if outcome.status != "not claimed":
             note = "; ".join(f"declined {n}: {reason}" for reason, n in outcome.declined.items())
-            cases = str(sum(outcome.cases.values()))
+            cases = f"{sum(outcome.cases.values())}{' passed before' if outcome.failure else ''}"
             table.add_row(
                 outcome.law.name,
                 f"[{MARKS[outcome.status]}]{outcome.status}[/]",
@@ -144,9 +162,15 @@ def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
             )
     console.print(f"{run.target.name}: {run.target.about}" if run.target.about else run.target.name, markup=False)
     console.print(table)
+    cause, names = common_cause(found, run.target.capabilities)
+    first: dict[str, str] = {}  # laws by what they fail for
+    if cause:
+        console.print(f"{cause}\n", style="bold red", markup=False, soft_wrap=True)
     for one in found:
+        same = first.setdefault(cause if one.law.name in names else one.failure.message, one.law.name)
+        told = described(one.failure, one.diagnosis) if same == one.law.name else f"the same as in {same!r}"
         console.print(f"FAILED {one.law.name}: {one.law.about}", style="bold red", markup=False)
-        console.print(f"{described(one.failure, one.diagnosis)}\nagain: {one.command}\n", markup=False, soft_wrap=True)
+        console.print(f"{told}\nagain: {one.command}\n", markup=False, soft_wrap=True)
     missing = [o for o in run.outcomes if o.missing]
     if missing:
         listed = ", ".join(f"{o.law.name} ({o.missing})" for o in missing)

@@ -26,7 +26,8 @@ From the outside a target is named by one word:
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -40,6 +41,7 @@ from sdpa_ref.testing import adapters, device
 from sdpa_ref.testing.capabilities import Capabilities
 
 ADAPTERS = tuple(sorted(module.name for module in iter_modules(adapters.__path__) if not module.name.startswith("_")))
+OPTIONS = "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout", "layout"
 _STAND_ALONE = "sdpa_ref_target_"  # before the name of a module that is loaded from a file
 
 
@@ -112,7 +114,8 @@ def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
     sdpa_ref.testing.target.TargetError: unknown target 'nonsense'; there are the backends ...
     """
     if ":" in word:
-        target = _of_object(word, _named(word), capabilities)
+        with _importable(word):
+            target = _of_object(word, _named(word), capabilities)
     elif word in sdpa_ref.names():
         target = _of_backend(word)
     elif word in ADAPTERS:
@@ -166,20 +169,34 @@ def _of_backend(name: str) -> Target:
 def _named(word: str) -> Any:
     """Return the object that ``module:name`` or ``file.py:name`` names."""
     where, _, name = word.rpartition(":")
+    is_file = where.endswith(".py")
+    if is_file and not Path(where).is_file():
+        raise TargetError(f"there is no file {where!r}")
     try:
-        module = _of_file(Path(where)) if where.endswith(".py") else import_module(where)
+        module = _of_file(Path(where)) if is_file else import_module(where)
     except ImportError as error:
         raise TargetError(f"cannot import {where!r}: {error}") from None
-    except Exception as error:  # whatever the caller's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever the caller's module raises while it is imported
         raise TargetError(f"importing {where!r} raised {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise TargetError(f"{where!r} has no {name!r}")
     return getattr(module, name)
 
 
+@contextmanager
+def _importable(word: str) -> Iterator[None]:
+    """Import from the folder of the file in the word, and from the current one, before all others."""
+    folders = [str(folder.resolve()) for folder in (Path(word.rpartition(":")[0]).parent, Path())]
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with suppress(ValueError):  # the target took it out itself
+                sys.path.remove(folder)
+
+
 def _of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise TargetError(f"there is no file {str(path)!r}")
     name = _STAND_ALONE + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -197,7 +214,7 @@ def _of_object(word: str, found: Any, capabilities: Capabilities | None) -> Targ
         raise TargetError(f"{word} is neither a function nor a Target but {type(found).__name__}")
     claims = capabilities or getattr(found, "capabilities", None)
     if claims is None and not _required(found):
-        made = found()
+        made = _made(word, found)
         if not isinstance(made, Target):
             raise TargetError(f"{word}() must return a Target, got {type(made).__name__}")
         return made
@@ -208,7 +225,25 @@ def _of_object(word: str, found: Any, capabilities: Capabilities | None) -> Targ
             claims = Capabilities.of(claims)
         except ValueError as error:
             raise TargetError(f"{word}: {error}") from None
-    return Target(word, found, claims)  # its other functions are those of a Target
+    return Target(word, found, claims, about=_never_passed(found))  # its other functions are those of a Target
+
+
+def _made(word: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{word}() raised {type(error).__name__}: {error}") from error
+
+
+def _never_passed(function: Callable[..., Any]) -> str:
+    """Return which optional parameters of the function no call will have, in a sentence, or ""."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a compiled function without a signature
+        return ""
+    options = [p for n, p in enumerate(parameters) if p.default is not p.empty and (n > 2 or p.kind is p.KEYWORD_ONLY)]
+    foreign = ", ".join(p.name for p in options if p.name not in OPTIONS)
+    return f"its keywords {foreign} are not ours and were never passed; ours: {', '.join(OPTIONS)}" if foreign else ""
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
