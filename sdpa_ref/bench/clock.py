@@ -88,6 +88,6 @@ def _settle() -> None:
     """Return when no thread of this process is busy: those of some libraries spin for a while after a call."""
     for _ in repeat(None, 100):
         before = time.process_time()
-        time.sleep(0.002)
-        if time.process_time() - before < 0.0004:
+        time.sleep(0.01)  # several ticks: some kernels note the time of other threads at every tick only
+        if time.process_time() - before < 0.002:
             return
