@@ -16,6 +16,7 @@ from compiler import needs_compiler
 from hypothesis import settings
 from sdpa_cupy import launch
 from sdpa_cupy.launch.fibers import SCHEDULES, Fibers
+from sdpa_cupy.plan import bound, make_plan
 
 import sdpa_ref as sr
 from sdpa_ref.problem import Problem
@@ -136,6 +137,66 @@ def test_tiles_fit_into_the_shared_memory_of(arch):
         assert_close(solved(given, arch)[0].output, *given.arrays, **given.options)
 
 
+# ---- edges of tiles, chunks and strips
+
+
+def test_intervals_with_their_ends_at_those_of_tiles():
+    rng = np.random.default_rng(0)
+    ends = (0, 1, 63, 64, 65), (0, 1, 62, 63, 64, 65, 127, 128), (1, 63, 64, 65, 66, 127, 128, 129)
+    prefix, start, stop = (axis.reshape(-1) for axis in np.meshgrid(*ends))
+    query, key, value = (rng.standard_normal((len(start), 1, n, 16)).astype("float16") for n in (1, 130, 130))
+    mask = sr.KeyStarts(start) & sr.KeyLengths(stop) | sr.KeyLengths(prefix)
+    assert not Problem.of(query, key, value, mask=mask).blockwise
+    assert_close(sr.sdpa(query, key, value, mask=mask, backend="fibers"), query, key, value, mask=mask)
+
+
+def test_windows_that_pass_the_edges_of_tiles_row_by_row():
+    rng = np.random.default_rng(0)
+    offset = np.arange(40, 132)
+    query, key, value = (rng.standard_normal((len(offset), 1, n, 16)).astype("float16") for n in (17, 150, 150))
+    for mask in (sr.Window(0, 0), sr.Window(2, 0) | sr.FirstTokens(1)):
+        options = {"mask": mask, "query_offset": offset}
+        assert_close(sr.sdpa(query, key, value, backend="fibers", **options), query, key, value, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (dict(L=40, S=140, dtype="float16"), 70),
+        (dict(L=40, S=140, dtype="float16", numbers="huge"), 138),
+        (dict(L=40, S=140, dtype="bfloat16", dropout=0.5), 70),
+        (dict(L=20, S=70, dtype="float32"), 0),
+        (dict(L=20, S=70, dtype="float64", dropout=0.5), 3),
+        (dict(L=2, S=600, dtype="float16", heads=(4, 2)), 300),
+        (dict(L=2, S=600, dtype="float64", heads=(4, 2)), 300),
+    ],
+    ids=str,
+)
+def test_infinite_values_reach_every_row_that_sees_them(words, start):
+    given = case(5, E=16, Ev=16, **words)
+    value = given.value.copy()
+    value[..., start + 1, 3], value[..., -2, 8], value[..., :start, 5] = np.inf, -np.inf, np.nan
+    given = replace(given, value=value, options=given.options | {"mask": sr.KeyStarts(start)})
+    for what, result in solved(given)[0]._asdict().items():
+        assert_close(result, *given.arrays, what=what, **given.options)
+
+
+def test_dropout_counts_rows_from_the_first_in_every_strip():
+    given = case(0, L=130, S=9, E=16, Ev=16, dtype="float16", mask=("function",), dropout=0.5)
+    assert_close(solved(given)[0].output, *given.arrays, **given.options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_dropout_keeps_the_word_that_is_its_threshold(dtype):
+    first = 0x6627E8D5  # of Philox, all of whose counters and keys are 0
+    ones = np.ones((1, 1, 16), dtype)
+    for threshold, kept in ((first, True), (first + 1, False)):
+        given = case(0, E=16, Ev=16, dtype=dtype)
+        given = replace(given, query=ones, key=ones, value=ones, options={"dropout": sr.Dropout(threshold / 2**32, 0)})
+        results = solved(given)[0]
+        assert (results.output.all(), results.weights.all()) == (kept, kept)
+
+
 # ---- 64-bit offsets
 
 
@@ -150,26 +211,42 @@ def sparse(count, gib):
 
 
 def spread(memory, array, axis):
-    """Return a copy of an array whose stride along one axis is more than 4 GiB."""
+    """Return a copy of an array whose entries along one axis go on for 8 GiB."""
     strides = list(np.ascontiguousarray(array).strides)
-    strides[axis] = (1 << 32) + 4096
+    strides[axis] = (1 << 33) // (array.shape[axis] - 1) // 4096 * 4096 + 64
     view = np.ndarray(array.shape, array.dtype, memory, 0, strides)
     view[...] = array
     return view
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sparse mappings")
-@pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "head", "row"])
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_strides_beyond_32_bits(axis, dtype):
+@pytest.mark.parametrize("axis", [0, 1, 2, 3], ids=["batch", "head", "row", "column"])
+@pytest.mark.parametrize(("dtype", "S"), [("float16", 70), ("float16", 520), ("float64", 70)])
+def test_strides_beyond_32_bits(axis, dtype, S):
     rng = np.random.default_rng(axis)
-    plain = [rng.standard_normal((2, 2, 2, width)).astype(dtype) for width in (16, 16, 16, 2)]
-    plain.append(rng.random((2, 2, 2, 2)) < 0.8)
-    *spaces, room = sparse(6, 5)
+    plain = [rng.standard_normal((2, 2, n, width)).astype(dtype) for n, width in ((2, 16), (S, 16), (S, 16), (2, S))]
+    plain[2][..., S - 9, 11:] = np.inf  # visible to some rows
+    plain.append(rng.random((2, 2, 2, S)) < 0.8)
+    *spaces, room = sparse(6, 9)
     query, key, value, bias, mask = (spread(space, array, axis) for space, array in zip(spaces, plain, strict=True))
     out = spread(room, np.full((2, 2, 2, 16), np.nan, dtype), axis)
-    assert sr.sdpa(query, key, value, bias=bias, mask=mask, out=out, backend="fibers") is out
-    assert_close(out, *plain[:3], bias=plain[3], mask=plain[4])
+    problem = Problem.of(query, key, value, bias=bias, mask=mask)._replace(out=out)
+    results = launch.forward(problem, ALL, 80, Fibers(80))
+    assert results.output is out
+    for what, result in results._asdict().items():
+        assert_close(result, *plain[:3], bias=plain[3], mask=plain[4], what=what)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sparse mappings")
+def test_a_workspace_beyond_32_bits():
+    given = case(0, L=2, S=520, E=16, Ev=16, dtype="float16")
+    problem, launcher, lse = Problem.of(*given.arrays), Fibers(80), np.full((1, 2), np.nan, np.float32)
+    plan = make_plan(problem, frozenset({"lse"}), 80)
+    plan.parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
+    (workspace,) = sparse(1, 13)
+    for each in plan.launches:
+        launcher.run(each, bound(plan, launcher.address, problem, None, lse, None, launcher.address(workspace)))
+    assert_close(lse, *given.arrays, what="lse")
 
 
 # ---- the compiler's sanitizers

@@ -101,6 +101,14 @@ def test_long_keys_of_few_rows_are_split_and_merged_by_their_number_alone():
     assert make_plan(problem(L=1, S=512), OUTPUT, 90).workspace == 0
 
 
+@pytest.mark.parametrize("S", [513, 16_385, 20_000, 2**20 + 1])
+def test_chunks_are_whole_tiles_of_keys(S):
+    p = make_plan(problem(L=1, S=S), OUTPUT, 90).parameters[0]
+    assert p["chunk"] % 64 == 0
+    assert (p["chunks"] - 1) * p["chunk"] < S <= p["chunks"] * p["chunk"]
+    assert p["chunks"] <= 64
+
+
 @pytest.mark.parametrize("sizes", [{"L": 0}, {"batch": (0,)}, {"heads": (0, 0)}])
 def test_nothing_to_compute_launches_nothing(sizes):
     assert make_plan(problem(**sizes), ALL, 80).launches == ()
