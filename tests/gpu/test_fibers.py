@@ -181,6 +181,14 @@ def test_infinite_values_reach_every_row_that_sees_them(words, start):
         assert_close(result, *given.arrays, what=what, **given.options)
 
 
+@pytest.mark.parametrize("mask", [sr.KeyLengths(100), sr.KeyStarts(590), sr.KeyLengths(0)], ids=repr)
+def test_rows_whose_keys_lie_in_one_chunk_or_none(mask):
+    given = case(5, L=2, S=600, E=16, Ev=16, dtype="float16", heads=(4, 2))
+    given = replace(given, options={"mask": mask})
+    for what, result in solved(given)[0]._asdict().items():
+        assert_close(result, *given.arrays, what=what, **given.options)
+
+
 def test_dropout_counts_rows_from_the_first_in_every_strip():
     given = case(0, L=130, S=9, E=16, Ev=16, dtype="float16", mask=("function",), dropout=0.5)
     assert_close(solved(given)[0].output, *given.arrays, **given.options)

@@ -103,6 +103,11 @@ def test_problems(n):
         check(CASES[n], arch)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_turing_has_instructions_of_its_own(n):
+    check(CASES[n], 75)
+
+
 FAULTS = {  # file, what stands there, what is put in its place, the type of the problem that must show it
     "b of mma swapped": ("hardware.h", '"r"(b[0]), "r"(b[1]))', '"r"(b[1]), "r"(b[0]))', "float16"),
     "loaded without .trans": ("hardware.h", "x4.trans.shared", "x4.shared", "float16"),
