@@ -85,11 +85,11 @@ def _withdraw(boxes: int, n: int, call: int) -> bool:
     """Take a job out of all boxes and return whether that is done: a helper may be at work still."""
     done, patience = True, PATIENCE
     for box in range(boxes, boxes + n * BOX, BOX):
-        if load_int64(box + CALL) != call or look(box) < READY:
+        if load_int64(box + CALL) != call:
             continue
-        while not (replace(box, READY, CLAIMED) or look(box) == DONE) and patience > 0:
+        while look(box) != DONE and not replace(box, READY, DONE) and patience > 0:
             patience -= 1
-        if patience == 0:
+        if look(box) != DONE:
             done = False
             continue
         _store(box + CALL, np.int64(0))

@@ -154,6 +154,23 @@ def test_a_caller_does_not_wait_for_a_busy_helper():
     assert not waits
 
 
+def test_helpers_sleep_soon_whatever_they_were_late_for(python):
+    script = """
+import time
+set_num_threads(12)
+for effort in (0, 1000, 100_000, 300_000, 1_000_000):
+    for trial in range(5):
+        numbers(12, effort)
+        time.sleep(0.003)  # some of them sleep
+time.sleep(0.2)
+before = time.process_time()
+time.sleep(0.5)
+assert time.process_time() - before < 0.1
+helper_joins()
+"""
+    python(script)
+
+
 def test_eight_python_threads_at_once():
     threads_before, failures = threading.active_count(), []
 
