@@ -9,9 +9,9 @@ from sdpa_ref.api import (
     sdpa_weights,
     sdpa_with_vjp,
 )
+from sdpa_ref.backend import Gradients
 from sdpa_ref.biases import ALiBi, alibi_slopes
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.gradients import Gradients
 from sdpa_ref.layers import (
     AttentionHead,
     Embedding,
@@ -93,7 +93,7 @@ def set_num_threads(n: int) -> None:
     n : int
         At least 1.
     """
-    load("numba").threads.set_num_threads(n)
+    load("numba").set_num_threads(n)
 
 
 def get_num_threads() -> int:
@@ -102,4 +102,4 @@ def get_num_threads() -> int:
     The default is the environment variable ``SDPA_REF_NUM_THREADS``, else the number of processors that the process may
     use.
     """
-    return int(load("numba").threads.get_num_threads())
+    return load("numba").get_num_threads()

@@ -1,15 +1,16 @@
 """The public functions: normalise and check, choose a backend, call it, return the caller's layout."""
 
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any, Never, Unpack
 
 from sdpa_ref import registry
+from sdpa_ref._problem import NO_VALUE, differentiable, pose
 from sdpa_ref.arrays import Array
+from sdpa_ref.backend import Gradients, ScoreMod
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.gradients import Gradients, to_caller
-from sdpa_ref.problem import NO_VALUE, Problem, ScoreMod
+from sdpa_ref.options import GradientOptions, Options, StateOptions, spelled_out
 from sdpa_ref.reference import Stages
-from sdpa_ref.spelling import unknown_keyword
+from sdpa_ref.spelling import checked, unknown_keyword
 from sdpa_ref.state import AttentionState
 
 _OUTPUT = frozenset({"output"})
@@ -108,32 +109,22 @@ def sdpa(
     """
     if unknown:
         raise unknown_keyword(unknown)
-    problem = Problem.of(
-        query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
-    )
-    output = registry.choose(problem, backend).forward(problem, _OUTPUT).output
-    return problem.to_caller(output) if out is None else _into(out, problem, output)
+    problem, caller = pose(
+        query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
+        score_mod=score_mod, dropout=dropout, layout=layout, out=out, output=True,
+    )  # fmt: skip
+    return caller.output(registry.choose(problem, backend).forward(problem, _OUTPUT).output)
 
 
 scaled_dot_product_attention = sdpa
 
 
+@spelled_out(StateOptions)
 def sdpa_state(
     query: Any,
     key: Any,
     value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    query_offset: Any = None,
-    score_mod: ScoreMod | None = None,
-    dropout: Dropout | None = None,
-    layout: str = "HLE",
-    backend: str | None = None,
-    out: Any = None,
-    **unknown: Never,
+    **options: Unpack[StateOptions],
 ) -> AttentionState:
     """Return attention together with its log-sum-exp, as a state that can be merged with attention over other keys.
 
@@ -156,32 +147,17 @@ def sdpa_state(
     >>> np.exp(sdpa_state(x, x, x).lse)
     array([[2., 2.]])
     """
-    if unknown:
-        raise unknown_keyword(unknown)
-    problem = Problem.of(
-        query, key, value, mask, bias, scale, softcap, None, query_offset, score_mod, dropout, layout, out
-    )
+    backend = checked(options, StateOptions).pop("backend", None)
+    problem, caller = pose(query, key, value, **options, output=True)
     result = registry.choose(problem, backend).forward(problem, _STATE)
-    output = problem.to_caller(result.output) if out is None else _into(out, problem, result.output)
-    return AttentionState(output, problem.to_caller(result.lse, rows_last=True), layout)
+    return AttentionState(caller.output(result.output), caller.lse(result.lse), caller.layout)
 
 
+@spelled_out(Options)
 def sdpa_weights(
     query: Any,
     key: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    query_offset: Any = None,
-    score_mod: ScoreMod | None = None,
-    dropout: Dropout | None = None,
-    layout: str = "HLE",
-    backend: str | None = None,
-    out: Any = None,
-    **unknown: Never,
+    **options: Unpack[Options],
 ) -> Array:
     """Return the attention weights: after softmax, and after dropout where it is given.
 
@@ -204,35 +180,17 @@ def sdpa_weights(
            [0.5 , 0.5 , 0.  ],
            [0.33, 0.33, 0.33]])
     """
-    if unknown:
-        raise unknown_keyword(unknown)
-    problem = Problem.of(
-        query, key, NO_VALUE, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, out
-    )
-    weights = registry.choose(problem, backend).forward(problem, _WEIGHTS).weights
-    weights = weights[0] if problem.headless else weights
-    if out is None:
-        return weights
-    out[...] = weights
-    return out
+    backend = checked(options, Options).pop("backend", None)
+    problem, caller = pose(query, key, NO_VALUE, **options)
+    return caller.weights(registry.choose(problem, backend).forward(problem, _WEIGHTS).weights)
 
 
+@spelled_out(GradientOptions, backend="reference")
 def sdpa_stages(
     query: Any,
     key: Any,
     value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    query_offset: Any = None,
-    score_mod: ScoreMod | None = None,
-    dropout: Dropout | None = None,
-    layout: str = "HLE",
-    backend: str = "reference",
-    **unknown: Never,
+    **options: Unpack[GradientOptions],
 ) -> Stages:
     """Return every stage of attention in float64: scores raw, scaled, capped and biased, keep, lse, weights, output.
 
@@ -255,15 +213,14 @@ def sdpa_stages(
     >>> stages.raw, stages.scaled.round(2), stages.weights.round(2), stages.output.round(2)
     (array([[2., 0.]]), array([[1.41, 0.  ]]), array([[0.8, 0.2]]), array([[0.2]]))
     """
-    if unknown:
-        raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
+    backend = checked(options, GradientOptions).pop("backend", "reference")
+    problem, caller = pose(query, key, value, **options)
     stages: Stages = registry.choose(problem, backend, "stages").stages(problem)
-    scores = {name: stage[0] if problem.headless else stage for name, stage in stages._asdict().items()}
-    lse, output = problem.to_caller(stages.lse, rows_last=True), problem.to_caller(stages.output)
-    return Stages(**{**scores, "lse": lse, "output": output})
+    scores = {name: caller.weights(stage) for name, stage in stages._asdict().items() if name not in ("lse", "output")}
+    return Stages(**scores, lse=caller.lse(stages.lse), output=caller.turned(stages.output))
 
 
+@spelled_out(GradientOptions)
 def sdpa_vjp(
     query: Any,
     key: Any,
@@ -271,17 +228,7 @@ def sdpa_vjp(
     grad_output: Any,
     *,
     grad_lse: Any = None,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    query_offset: Any = None,
-    score_mod: ScoreMod | None = None,
-    dropout: Dropout | None = None,
-    layout: str = "HLE",
-    backend: str | None = None,
-    **unknown: Never,
+    **options: Unpack[GradientOptions],
 ) -> Gradients:
     """Return the gradients of attention: the vector-Jacobian product with `grad_output`.
 
@@ -310,30 +257,19 @@ def sdpa_vjp(
     >>> gradients.value.tolist(), gradients.bias
     ([[0.5], [0.5]], None)
     """
-    if unknown:
-        raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
-    incoming = problem.differentiable().incoming(grad_output, grad_lse)
+    backend = checked(options, GradientOptions).pop("backend", None)
+    problem, caller = pose(query, key, value, **options)
+    incoming = caller.incoming(differentiable(problem), grad_output, grad_lse)
     gradients = registry.choose(problem, backend, "vjp").vjp(problem, *incoming)
-    return to_caller(gradients, problem, query, key, value, bias, sink)
+    return caller.gradients(gradients, query, key, value, options.get("bias"), options.get("sink"))
 
 
+@spelled_out(GradientOptions)
 def sdpa_with_vjp(
     query: Any,
     key: Any,
     value: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    query_offset: Any = None,
-    score_mod: ScoreMod | None = None,
-    dropout: Dropout | None = None,
-    layout: str = "HLE",
-    backend: str | None = None,
-    **unknown: Never,
+    **options: Unpack[GradientOptions],
 ) -> tuple[Array, Callable[..., Gradients]]:
     """Return attention and the function that gives its gradients, for which the forward pass is kept.
 
@@ -358,21 +294,14 @@ def sdpa_with_vjp(
     >>> output, vjp(2 * output).value.tolist()  # of the square of the output
     (array([[0.5]]), [[0.5], [0.5]])
     """
-    if unknown:
-        raise unknown_keyword(unknown)
-    problem = Problem.of(query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout)
-    solver = registry.choose(problem.differentiable(), backend, "vjp")
+    backend = checked(options, GradientOptions).pop("backend", None)
+    problem, caller = pose(query, key, value, **options)
+    solver = registry.choose(differentiable(problem), backend, "vjp")
     result = solver.forward(problem, _STATE)
 
     def vjp(grad_output: Any, grad_lse: Any = None) -> Gradients:
-        incoming = problem.incoming(grad_output, grad_lse)
-        return to_caller(solver.vjp(problem, *incoming, result), problem, query, key, value, bias, sink)
+        incoming = caller.incoming(problem, grad_output, grad_lse)
+        gradients = solver.vjp(problem, *incoming, result)
+        return caller.gradients(gradients, query, key, value, options.get("bias"), options.get("sink"))
 
-    return problem.to_caller(result.output), vjp
-
-
-def _into(out: Array, problem: Problem, output: Array) -> Array:
-    """Return `out` with the output in it, which the backend has put there unless `out` is laid out too oddly."""
-    if problem.out is None:
-        out[...] = problem.to_caller(output)
-    return out
+    return caller.output(result.output), vjp

@@ -50,17 +50,17 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.char in "efd" or dtype.name == "bfloat16"
 
 
-def result_dtype(**arrays: Array) -> np.dtype[Any]:
-    """Return the common type of the arrays, in native byte order; a TypeError names the odd one."""
-    for name, array in arrays.items():
-        if not is_float(array.dtype):
-            hint = f"; convert it with {name}.astype(numpy.float32)" if array.dtype.kind in "iub" else ""
-            raise TypeError(f"{name} must be {FLOATS}, got {array.dtype}{hint}")
+def result_dtype(**dtypes: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the common type of arrays of these types, in native byte order; a TypeError names the odd one."""
+    for name, dtype in dtypes.items():
+        if not is_float(dtype):
+            hint = f"; convert it with {name}.astype(numpy.float32)" if dtype.kind in "iub" else ""
+            raise TypeError(f"{name} must be {FLOATS}, got {dtype}{hint}")
     try:
-        return np.result_type(*(array.dtype for array in arrays.values())).newbyteorder("=")
+        return np.result_type(*dtypes.values()).newbyteorder("=")
     except TypeError:
-        got = ", ".join(f"{name} {array.dtype}" for name, array in arrays.items())
-        raise TypeError(f"{' and '.join(arrays)} have no common type: {got}; convert one of them") from None
+        got = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{' and '.join(dtypes)} have no common type: {got}; convert one of them") from None
 
 
 def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -2,10 +2,9 @@
 
 from functools import cache
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
-from sdpa_ref.problem import Problem
+from sdpa_ref.backend import Backend, Problem
 
 GROUP = "sdpa_ref.backends"
 _BY_KIND = {"numpy": ("numba", "reference"), "cupy": ("cupy",)}  # what backend=None tries, in this order
@@ -27,8 +26,8 @@ def names() -> tuple[str, ...]:
 
 
 @cache  # of successes: an error is found again, as what is missing may be installed meanwhile
-def load(name: str) -> ModuleType:
-    """Return the backend's module, ready to be used.
+def load(name: str) -> Backend:
+    """Return the backend, ready to be used.
 
     Parameters
     ----------
@@ -49,13 +48,14 @@ def load(name: str) -> ModuleType:
     return backend
 
 
-def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleType:
-    """Return the module that solves the problem: the named one and no other, or the first fit for the kind of array."""
+def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend:
+    """Return the backend that solves the problem: the named one and no other, or the first fit for the kind of array.
+
+    Nothing about the answer is remembered: whether a backend can solve a problem may depend on the current device or
+    the environment.
+    """
     if name is None:
-        known: ModuleType | None = problem.plans.get(task)
-        if known is None:
-            known = problem.plans[task] = _default(problem, task)
-        return known
+        return _default(problem, task)
     if not isinstance(name, str):
         raise TypeError(f"backend must be a name or None, got {type(name).__name__}")
     backend = load(name)
@@ -70,7 +70,7 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> ModuleT
     return backend
 
 
-def _default(problem: Problem, task: str) -> ModuleType:
+def _default(problem: Problem, task: str) -> Backend:
     reasons = []
     for name in _BY_KIND[problem.kind]:
         try:
@@ -85,14 +85,13 @@ def _default(problem: Problem, task: str) -> ModuleType:
     raise BackendUnavailable(f"no backend for {problem.kind} arrays: " + "; ".join(reasons))
 
 
-def _refusal(backend: ModuleType, problem: Problem, task: str) -> str | None:
-    if not hasattr(backend, task):
+def _refusal(backend: Backend, problem: Problem, task: str) -> str | None:
+    if task != "forward" and task not in backend.TASKS:
         return {
             "vjp": "it has no gradients",
             "stages": 'the stages come from the reference: backend="reference"',
         }[task]
-    reason: str | None = backend.unsupported(problem)
-    return reason
+    return backend.unsupported(problem)
 
 
 @cache
@@ -110,17 +109,17 @@ def _entry_points() -> dict[str, Any]:
 
 
 @cache
-def _module(name: str) -> ModuleType:
+def _module(name: str) -> Backend:
     if name == "reference":
-        return import_module("sdpa_ref.reference")
+        return cast(Backend, import_module("sdpa_ref.reference"))
     if name not in _entry_points():
         raise ValueError(f"unknown backend {name!r}; there are {', '.join(map(repr, names()))}")
     try:
-        module: ModuleType = _entry_points()[name].load()
+        backend: Backend = _entry_points()[name].load()
     except ImportError as error:
         if (error.name or "").startswith(_entry_points()[name].module + "."):
             raise  # a fault inside the backend is not something to install
         raise BackendUnavailable(
             f"backend {name!r} cannot be loaded: {error}; try: pip install 'sdpa-ref[{name}]'"
         ) from error
-    return module
+    return backend

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-OURS = (
-    "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout",
-    "layout", "backend", "out", "grad_lse",
-)  # fmt: skip
+from sdpa_ref.options import Options
+
+OURS = (*Options.__annotations__, "grad_lse")
 
 _CAUSAL = 'mask=Causal(), with query_offset="start" or "end" where L and S differ'
 _CACHE = "keys and values with the past before them, and query_offset=past_length"
@@ -89,4 +88,11 @@ def only_ours(options: dict[str, Any], ours: tuple[str, ...]) -> dict[str, Any]:
     unknown = {name: option for name, option in options.items() if name not in ours}
     if unknown:
         raise unknown_keyword(unknown, ours)
+    return options
+
+
+def checked(options: Any, allowed: Any) -> Any:
+    """Return the options, or raise the error of the first that is not declared in `allowed`."""
+    if not options.keys() <= allowed.__annotations__.keys():
+        raise unknown_keyword({name: value for name, value in options.items() if name not in allowed.__annotations__})
     return options

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arguments import checked_shape, checked_sizes, sink_logits
+from sdpa_ref._problem.checks import checked_shape, checked_sizes, sink_logits
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
 
 
@@ -107,7 +107,7 @@ class AttentionState:
                 "states must agree in layout and shape, got "
                 f"{self.layout} {self.output.shape} and {other.layout} {other.output.shape}"
             )
-        dtype = result_dtype(output=self.output, other=other.output)
+        dtype = result_dtype(output=self.output.dtype, other=other.output.dtype)
         lse, share_a, share_b = _union(self.lse, other.lse)
         with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
             a, b = self.output.astype(lse.dtype), other.output.astype(lse.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from sdpa_ref.api import sdpa, sdpa_weights, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.gradients import Gradients
+from sdpa_ref.backend import Gradients
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear

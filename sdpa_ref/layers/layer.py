@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from sdpa_ref.arguments import checked_sizes
+from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array
 from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, read, safetensors, shape_of
 

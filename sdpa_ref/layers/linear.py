@@ -139,6 +139,6 @@ class Conv1x1(Layer):
 def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:
     """Return the type of the result, and the arrays in the type in which it is summed."""
     given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
-    dtype = result_dtype(**given)
+    dtype = result_dtype(**{name: array.dtype for name, array in given.items()})
     wide = [array.astype(accumulation_dtype(dtype), copy=False) for array in given.values()]
     return dtype, *wide, *([None] if bias is None else [])

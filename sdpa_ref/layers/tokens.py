@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sdpa_ref.arguments import checked_sizes
+from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, like
 from sdpa_ref.layers.layer import Layer

@@ -1,12 +1,16 @@
 """Masks: which query may attend to which key.
 
-`rules` has the objects, `algebra` what they share, `intervals` the cheap form that backends see, `positions` where the
-queries stand, `drawing` the text picture, `checks` the errors.
+`rules` and `documents` have the objects, `algebra` what they share, `reduction` the normal form that backends see, made
+of a `band` or of `intervals`; `positions` says where the queries stand, `looking` shows a mask, `checks` has the errors.
 """
 
-from sdpa_ref.masks.algebra import Grid, Mask, as_mask, joined, reduce_mask, walk
+from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, walk
+from sdpa_ref.masks.band import FAR, Band
+from sdpa_ref.masks.documents import Packed, Segments, Tree
+from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Intervals
 from sdpa_ref.masks.positions import place_queries
+from sdpa_ref.masks.reduction import Normal, normal
 from sdpa_ref.masks.rules import (
     Causal,
     Chunked,
@@ -14,15 +18,16 @@ from sdpa_ref.masks.rules import (
     KeyLengths,
     KeyStarts,
     MaskFunction,
-    Packed,
     Prefix,
     QueryLengths,
-    Segments,
-    Tree,
     Window,
 )
 
 __all__ = [
+    "FAR",
+    "RULES",
+    "Band",
+    "BooleanArray",
     "Causal",
     "Chunked",
     "FirstTokens",
@@ -32,6 +37,7 @@ __all__ = [
     "KeyStarts",
     "Mask",
     "MaskFunction",
+    "Normal",
     "Packed",
     "Prefix",
     "QueryLengths",
@@ -40,7 +46,7 @@ __all__ = [
     "Window",
     "as_mask",
     "joined",
+    "normal",
     "place_queries",
-    "reduce_mask",
     "walk",
 ]

@@ -1,51 +1,33 @@
-"""What all masks share: the grid they are laid over, the operators, and the reduction to the normal form."""
+"""The algebra of masks: what all masks share, and what ``&``, ``|`` and ``~`` make of them."""
 
 import itertools
-import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property, reduce
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
-from sdpa_ref.arrays import as_array, kind, module_of
-from sdpa_ref.masks import drawing
+from sdpa_ref.arrays import as_array, kind
+from sdpa_ref.masks import looking
+from sdpa_ref.masks.band import Band
 from sdpa_ref.masks.checks import check_broadcast, count
-from sdpa_ref.masks.intervals import Bound, Intervals, Rows, complement, everything, intersection, normal_form
+from sdpa_ref.masks.grid import Grid
+from sdpa_ref.masks.intervals import Rows, complement, intersection
 
-_FEW = 1024  # entries of a mask's own array that are compared by value
+_SHORT = 64  # keys up to which a boolean array stays one
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What a mask is laid over: the sizes, and where each query stands.
-
-    `positions` are in units of key indices and `origin` is the key index of position 0 (the first key of the row's
-    document); both broadcast to ``(*batch, L)``.
-    """
-
-    batch: tuple[int, ...]
-    heads: int
-    L: int
-    S: int
-    positions: Bound
-    origin: Bound
-    kind: str = "numpy"  # of the arrays that are attended over
-
-    def held(self, mask: "Mask", i0: int, i1: int) -> Any:
-        """Return which keys the rows [i0, i1) see as an array of that kind, whether an array said so or a rule did."""
-        return module_of(self.kind).asarray(mask._keep(self, i0, i1))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the weights, ``(*batch, Hq, L, S)``."""
-        return (*self.batch, self.heads, self.L, self.S)
+_M = TypeVar("_M", bound="Mask")
 
 
 class Mask:
-    """What the mask objects share: the operators and the ways to look at them."""
+    """What the mask objects share: the operators and the ways to look at them.
+
+    A mask states its rule in one of three ways: as a `Band` (`_band`), as intervals of keys (`_rows`), or as a test of
+    pairs (`_pairs`).
+    """
 
     positional = False  # whether the meaning depends on where the queries stand
     counts_in_documents = False  # whether `Packed` changes what is counted
@@ -73,18 +55,9 @@ class Mask:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(_short, self._values()))})"
 
-    @cached_property
-    def cacheable(self) -> bool:
-        """Whether what follows from the mask may be kept: its values are few and cannot change."""
-        return all(
-            value.size <= _FEW if isinstance(value, np.ndarray) else not callable(value) for value in self._values()
-        ) and all(part.cacheable for part in getattr(self, "parts", ()))
-
-    @cached_property
+    @property
     def key(self) -> Any:
-        """What makes two masks equal: type and values, or the identity of a mask that is not cacheable."""
-        if not self.cacheable:
-            return object()
+        """What makes two masks equal: type and values."""
         return (
             type(self),
             *((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in self._values()),
@@ -94,14 +67,21 @@ class Mask:
         return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # all are dataclasses
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mask) and self.key == other.key
+        return self is other or (isinstance(other, Mask) and self.key == other.key)
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
         return hash(self.key)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the values alone, without what was kept of an earlier call."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the values, with arrays read-only again, which those of copies and pickles are not."""
+        for name, value in state.items():
+            if isinstance(value, np.ndarray) and not isinstance(self, BooleanArray):
+                value.setflags(write=False)
+            object.__setattr__(self, name, value)
 
     def dense(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
               query_offset: Any = None) -> np.ndarray[Any, np.dtype[np.bool_]]:  # fmt: skip
@@ -131,7 +111,7 @@ class Mask:
                [1, 1, 1]])
         """
         grid = self._grid(L, S, batch, heads, query_offset)
-        keep = np.ascontiguousarray(np.broadcast_to(self._keep(grid, 0, L), grid.shape))
+        keep = np.ascontiguousarray(np.broadcast_to(self._keep(grid, 0, grid.L), grid.shape))
         return keep if grid.batch or heads is not None or grid.heads != 1 else keep[0]
 
     def show(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
@@ -151,7 +131,7 @@ class Mask:
           2 ###.
           3 #.##
         """
-        return drawing.picture(self.dense(L, S, batch=batch, heads=heads, query_offset=query_offset))
+        return looking.picture(self.dense(L, S, batch=batch, heads=heads, query_offset=query_offset))
 
     def explain(self, i: int, j: int, L: int, S: int, *, b: int = 0, h: int = 0, batch: tuple[int, ...] | None = None,
                 heads: int | None = None, query_offset: Any = None) -> str:  # fmt: skip
@@ -175,26 +155,7 @@ class Mask:
             keep  Causal()
             drop  Window(2, 0)
         """
-        grid = self._grid(L, S, batch, heads, query_offset)
-        for name, index, size in (("i", i, L), ("j", j, S), ("b", b, math.prod(grid.batch)), ("h", h, grid.heads)):
-            if not isinstance(index, (int, np.integer)):
-                raise TypeError(f"{name} must be an integer, got {type(index).__name__}")
-            if not 0 <= index < size:
-                raise ValueError(f"{name} must be in [0, {size}), got {index}")
-        where = (*map(int, np.unravel_index(b, grid.batch)), h) if grid.batch else (h,)
-        lines: list[str] = []
-
-        def visit(mask: Mask, depth: int) -> bool:
-            kept = bool(np.broadcast_to(mask._keep(grid, i, i + 1), (*grid.shape[:-2], 1, S))[*where, 0, j])
-            lines.append(f"{'  ' * depth}{'keep' if kept else 'drop'}  {mask!r}")
-            for part in getattr(mask, "parts", ()):
-                visit(part, depth + 1)
-            return kept
-
-        kept = visit(self, 1)
-        place = int(np.broadcast_to(grid.positions, (*grid.batch, L))[*where[:-1], i])
-        stands = f" (at position {place})" if any(part.positional for part in walk(self)) and place != i else ""
-        return "\n".join([f"query {i}{stands} may{'' if kept else ' not'} attend to key {j}", *lines])
+        return looking.explanation(self, self._grid(L, S, batch, heads, query_offset), i, j, b, h)
 
     def _grid(self, L: int, S: int, batch: tuple[int, ...] | None, heads: int | None, query_offset: Any) -> Grid:
         """Return the grid of a mask that is looked at on its own, with the axes that its arrays ask for."""
@@ -210,17 +171,22 @@ class Mask:
             raise ValueError(f"the batch axes of {self!r} and of query_offset must broadcast") from None
         batch = tuple(count("batch", size) for size in np.atleast_1d(np.array(batch, dtype=object)))
         heads = max(own for _, own in axes) if heads is None else count("heads", heads)
-        check_sizes(self, batch, heads, L, S)
-        positions, origin, _ = place_queries(self, query_offset, batch, L, S, alibi=False)
-        return Grid(batch, heads, L, S, positions, origin)
+        self._check(batch, heads, L, S)
+        offset, documents = place_queries(self, query_offset, batch, L, S)
+        return Grid(batch, heads, L, S, offset, documents)
+
+    def _band(self) -> Band | None:
+        """Return the visible keys as a band, or None where none can say it."""
+        return None
 
     def _rows(self, grid: Grid) -> Rows | None:
         """Return the visible keys as intervals, or None where intervals cannot say it."""
-        return None
+        band = self._band()
+        return None if band is None else band.on(grid.positions, grid.origin if self.counts_in_documents else 0)
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         """Return which keys the rows [i0, i1) see: booleans that broadcast to (*batch, Hq, i1 - i0, S)."""
-        raise AssertionError("a mask states its rule as intervals or as pairs")
+        raise AssertionError("a mask states its rule as a band, as intervals or as pairs")
 
     def _keep(self, grid: Grid, i0: int, i1: int) -> Any:
         """Return what `_pairs` returns, from the intervals where the rule is stated so."""
@@ -244,6 +210,16 @@ class Mask:
         return (), 1
 
 
+RULES: dict[str, type[Mask]] = {}  # the masks that people write, by name, in the order of their definition
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def rule(mask: type[_M]) -> type[_M]:
+    """Make a class of masks a frozen dataclass, and list it among the rules."""
+    RULES[mask.__name__] = mask
+    return dataclass(frozen=True, eq=False, repr=False)(mask)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class All(Mask):
     """Every part keeps the key: what ``&`` makes."""
@@ -253,12 +229,25 @@ class All(Mask):
     def __repr__(self) -> str:
         return " & ".join(f"({p!r})" if isinstance(p, AnyOf) else repr(p) for p in self.parts)
 
+    def _band(self) -> Band | None:
+        band: Band | None = self.parts[0]._band()
+        for part in self.parts[1:]:
+            own = part._band()
+            if band is None or own is None:
+                return None
+            band = band.intersection(own)
+        return band
+
     def _rows(self, grid: Grid) -> Rows | None:
         rows = [part._rows(grid) for part in self.parts]
         return None if any(r is None for r in rows) else reduce(intersection, rows)  # type: ignore[arg-type]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return reduce(operator.and_, (grid.held(part, i0, i1) for part in self.parts))
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        for part in self.parts:
+            part._check(batch, heads, L, S)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,12 +259,20 @@ class AnyOf(Mask):
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))
 
+    def _band(self) -> Band | None:
+        bands = [part._band() for part in self.parts]
+        return reduce(lambda a, b: None if a is None or b is None else a.union(b), bands)
+
     def _rows(self, grid: Grid) -> Rows | None:
         rows = [part._rows(grid) for part in self.parts]
         return None if any(r is None for r in rows) else list(itertools.chain(*rows))  # type: ignore[arg-type]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return reduce(operator.or_, (grid.held(part, i0, i1) for part in self.parts))
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        for part in self.parts:
+            part._check(batch, heads, L, S)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -295,6 +292,9 @@ class Not(Mask):
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return ~self.parts[0]._keep(grid, i0, i1)
 
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        self.parts[0]._check(batch, heads, L, S)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BooleanArray(Mask):
@@ -305,7 +305,10 @@ class BooleanArray(Mask):
     def __repr__(self) -> str:
         return f"array{self.array.shape}"
 
-    cacheable = False  # the array may change between calls
+    @property
+    def key(self) -> Any:
+        """The identity of the mask: an array may change between two looks at it."""
+        return BooleanArray, id(self.array)
 
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:
@@ -313,6 +316,8 @@ class BooleanArray(Mask):
         if kind(self.array) == "cupy":  # to look into it is to wait for the device
             return None
         if self.array.ndim > 2 and self.array.shape[-3] != 1:
+            return None
+        if grid.S < _SHORT:  # to look into it takes longer than to read it for every row
             return None
         keys = np.broadcast_to(self.array, (*self.array.shape[:-1], grid.S))
         keys = keys.reshape(keys.shape[:-3] + keys.shape[-1:]) if keys.ndim > 2 else keys.reshape(grid.S)
@@ -359,37 +364,11 @@ def walk(mask: Mask) -> Iterator[Mask]:
         yield from walk(part)
 
 
-def check_sizes(mask: Mask, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-    """Raise the error of the first part of the mask that does not fit these sizes."""
-    for part in walk(mask):
-        part._check(batch, heads, L, S)
-
-
-def joined(mask: Mask | None) -> list[Mask]:
+def joined(mask: Mask | None) -> tuple[Mask, ...]:
     """Return the masks that ``&`` joins at the top."""
     if mask is None:
-        return []
-    return list(mask.parts) if isinstance(mask, All) else [mask]
-
-
-def reduce_mask(mask: Mask | None, grid: Grid) -> tuple[Intervals | None, list[BooleanArray], list[Mask]]:
-    """Return the normal form: intervals (None: all keys), boolean arrays and rules, to be joined by "and"."""
-    if mask is None:
-        return None, [], []
-    rows, arrays, rules = everything(grid.S), [], []
-    for part in joined(mask):
-        own = part._rows(grid)
-        if own is not None:
-            rows = intersection(rows, own)
-        elif isinstance(part, BooleanArray):
-            arrays.append(part)
-        else:
-            rules.append(part)
-    intervals, exact = normal_form(rows, grid.S, (*grid.batch, grid.L))
-    if not exact:
-        rules += [part for part in joined(mask) if part._rows(grid) is not None]
-    all_keys = (intervals.start == 0).all() and (intervals.stop == grid.S).all()
-    return None if all_keys else intervals, arrays, rules
+        return ()
+    return mask.parts if isinstance(mask, All) else (mask,)
 
 
 def _flat(mask: Mask, kind: type[All] | type[AnyOf]) -> tuple[Mask, ...]:

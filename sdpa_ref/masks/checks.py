@@ -10,7 +10,7 @@ _LARGEST = 2**63 - 1
 def check_broadcast(name: str, shape: tuple[int, ...], batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
     """Raise a ValueError unless an array of this shape broadcasts to the shape of the weights."""
     target = (*batch, heads, L, S)
-    if broadcastable(shape, target):
+    if shape == target[-len(shape) :] or broadcastable(shape, target):
         return
     hint = ""
     if len(shape) == 3 and batch and shape[0] == batch[-1] and broadcastable(shape[1:], (L, S)):
@@ -35,8 +35,12 @@ def broadcasts(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> Non
 
 def fits(name: str, n: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
     """Raise the error of lengths that do not fit batch and size."""
+    if type(n) is int:
+        if n > size:
+            raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n}")
+        return
     broadcasts(f"{name} (one a batch entry)", n.shape, batch)
-    if (n > size).any():
+    if n.size and n.max() > size:
         raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n.max()}")
 
 
@@ -67,11 +71,15 @@ def integers(name: str, value: Any, axes: int = 0) -> Any:
 
 
 def lengths(name: str, value: Any, axes: int = 0) -> Any:
-    """Return a read-only int64 copy without negative entries."""
+    """Return an int, or a read-only int64 copy, without negative entries."""
+    if type(value) is int and axes == 0 and value <= _LARGEST:
+        if value < 0:
+            raise ValueError(f"mask: {name} must not be negative, got {value}")
+        return value
     array = integers(name, value, axes)
-    if (array < 0).any():
+    if array.size and array.min() < 0:
         raise ValueError(f"mask: {name} must not be negative, got {array.min()}")
-    return array
+    return array if array.ndim else int(array)
 
 
 def count(name: str, value: Any, hint: str = "", minimum: int = 0) -> int:

@@ -6,45 +6,57 @@ import numpy as np
 
 from sdpa_ref.arrays import as_array, kind
 from sdpa_ref.masks.algebra import Mask, joined, walk
+from sdpa_ref.masks.band import Number
 from sdpa_ref.masks.checks import broadcastable
+from sdpa_ref.masks.documents import Packed
 from sdpa_ref.masks.intervals import Bound
-from sdpa_ref.masks.rules import KeyLengths, Packed, QueryLengths
+from sdpa_ref.masks.rules import KeyLengths, QueryLengths
 
 _FAR = 1 << 40  # positions up to here can be added and compared in int64 without care
 
 
 def place_queries(
-    mask: Mask | None, query_offset: Any, batch: tuple[int, ...], L: int, S: int, *, alibi: bool
-) -> tuple[Bound, Bound, bool]:
-    """Return the position of each query, that of its document's first key, and whether anything asks for them.
+    mask: Mask | None, query_offset: Any, batch: tuple[int, ...], L: int, S: int, *, alibi: bool = False
+) -> tuple[Number, tuple[Bound, Bound] | None]:
+    """Return the position of the first query, and where documents say more, that of each query and of its first key.
 
-    Both arrays are in units of key indices and broadcast to ``(*batch, L)``. A ValueError asks for `query_offset` where
-    the lengths differ and something is positional.
+    The offset is an int or an int64 array that broadcasts to the batch axes; both arrays broadcast to ``(*batch, L)``
+    and are in units of key indices. A ValueError asks for `query_offset` where the lengths differ and something is
+    positional.
     """
-    parts = [] if mask is None else list(walk(mask))
-    positional = alibi or any(part.positional for part in parts)
-    packed = _the_documents(mask, parts, positional or any(part.counts_in_documents for part in parts))
-    first_query, first_key, queries, keys = (
-        packed.documents(L) if packed is not None else map(np.atleast_1d, (0, 0, L, S))
-    )
+    parts = list(walk(mask)) if mask is not None else []
+    positional = alibi or any([part.positional for part in parts])
+    packed = _the_documents(mask, parts, positional)
+    if packed is None:
+        if query_offset is None:
+            if positional and L != S:
+                raise _unset(f"L = {L} and S = {S} differ")
+            return 0, None
+        if isinstance(query_offset, str):
+            return _named(query_offset, mask, parts, L, S), None
+        return _number(query_offset, batch), None
+    first_query, first_key, queries, keys = packed.documents(L)
+    offset: Any = 0
     if query_offset is None:
-        differ = L != S if packed is None else bool((packed.q_lengths != packed.k_lengths).any())
-        if positional and differ:
-            raise ValueError(
-                f"query_offset must say where the first query stands when {_lengths_differ(packed, L, S)}: "
-                'query_offset="start" puts it on the first key, "end" puts the last query on the last key'
-            )
-        offset: Any = 0
+        if positional and (packed.q_lengths != packed.k_lengths).any():
+            raise _unset("the q_lengths and k_lengths of a document differ")
     elif isinstance(query_offset, str):
-        offset = _named(query_offset, mask, parts, packed, queries, keys)
+        offset = keys - queries if _checked(query_offset) == "end" else 0
     else:
-        offset = _number(query_offset, batch)
-    return np.arange(L) - first_query + first_key + offset, first_key, positional
+        offset = np.asarray(_number(query_offset, batch))[..., None]
+    return 0, (np.arange(L) - first_query + first_key + offset, first_key)
 
 
-def _the_documents(mask: Mask | None, parts: list[Mask], counted: bool) -> Packed | None:
+def _unset(why: str) -> ValueError:
+    return ValueError(
+        f"query_offset must say where the first query stands when {why}: "
+        'query_offset="start" puts it on the first key, "end" puts the last query on the last key'
+    )
+
+
+def _the_documents(mask: Mask | None, parts: list[Mask], positional: bool) -> Packed | None:
     packed = [part for part in parts if isinstance(part, Packed)]
-    if not packed or not counted:
+    if not packed or not (positional or any(part.counts_in_documents for part in parts)):
         return None
     if any(other != packed[0] for other in packed):
         raise ValueError("mask: what counts within documents needs one Packed, got several different ones")
@@ -53,26 +65,30 @@ def _the_documents(mask: Mask | None, parts: list[Mask], counted: bool) -> Packe
     return packed[0]
 
 
-def _named(name: str, mask: Mask | None, parts: list[Mask], packed: Packed | None, queries: Any, keys: Any) -> Any:
-    if name == "start":
-        return 0
-    if name != "end":
+def _checked(name: str) -> str:
+    if name not in ("start", "end"):
         raise ValueError(f'query_offset must be an int, an array of int, "start" or "end", got {name!r}')
-    if packed is not None:
-        return keys - queries
-    for rule in (QueryLengths, KeyLengths):
-        given = [part for part in parts if type(part) is rule]
-        if len(given) > sum(type(part) is rule for part in joined(mask)):
+    return name
+
+
+def _named(name: str, mask: Mask | None, parts: list[Mask], L: int, S: int) -> Number:
+    if _checked(name) == "start":
+        return 0
+    lengths: list[Any] = [L, S]
+    for side, rule in enumerate((QueryLengths, KeyLengths)):
+        given = [part for part in parts if isinstance(part, rule)]
+        if len(given) > sum([isinstance(part, rule) for part in joined(mask)]):
             raise ValueError(f'query_offset="end" cannot read {rule.__name__} under | or ~: give the offset as numbers')
         if len(given) > 1:
             raise ValueError(f'query_offset="end" reads at most one {rule.__name__}, got {len(given)}')
         if given:
-            n = given[0].n[..., None]
-            queries, keys = (n, keys) if rule is QueryLengths else (queries, n)
-    return keys - queries
+            lengths[side] = given[0].n
+    return lengths[1] - lengths[0]
 
 
-def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
+def _number(query_offset: Any, batch: tuple[int, ...]) -> Number:
+    if type(query_offset) is int and abs(query_offset) <= _FAR:
+        return query_offset
     offset = as_array("query_offset", query_offset) if not isinstance(query_offset, int) else np.array(query_offset)
     if kind(offset) == "cupy":
         raise TypeError("query_offset is read by the host, and is a cupy array: pass query_offset.get()")
@@ -86,8 +102,4 @@ def _number(query_offset: Any, batch: tuple[int, ...]) -> Any:
         raise ValueError(f"query_offset must broadcast to the batch axes {batch}, got shape {offset.shape}")
     if (abs(offset.astype(np.float64)) > _FAR).any():
         raise ValueError(f"query_offset must be within +-2**40, got {query_offset!r:.60}")
-    return offset.astype(np.int64)[..., None]
-
-
-def _lengths_differ(packed: Packed | None, L: int, S: int) -> str:
-    return f"L = {L} and S = {S} differ" if packed is None else "the q_lengths and k_lengths of a document differ"
+    return offset.astype(np.int64) if offset.ndim else int(offset)

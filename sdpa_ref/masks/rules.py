@@ -2,21 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sdpa_ref.arrays import as_array
-from sdpa_ref.masks.algebra import Grid, Mask
-from sdpa_ref.masks.checks import broadcasts, count, fits, integers, last_axis, lengths, put
-from sdpa_ref.masks.intervals import Bound, Rows
+from sdpa_ref.masks.algebra import Mask, rule
+from sdpa_ref.masks.band import FAR, Band
+from sdpa_ref.masks.checks import broadcasts, count, fits, lengths, put
+from sdpa_ref.masks.grid import Grid
 
-_FAR = 1 << 40  # a bound beyond this is as good as open, and sums of a few of them stay in int64
 _ABSENT: Any = ...  # no default, but an error that says what to write
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@rule
 class Causal(Mask):
     """A query attends to the keys up to its own position: ``j <= p`` with ``p = i + offset``.
 
@@ -31,11 +30,14 @@ class Causal(Mask):
 
     positional = counts_in_documents = True
 
-    def _rows(self, grid: Grid) -> Rows:
-        return [(np.zeros_like(grid.positions), grid.positions + 1)]
+    def _band(self) -> Band:
+        return _CAUSAL
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+_CAUSAL = Band(right=0)
+
+
+@rule
 class Window(Mask):
     """A query attends to the keys around its position: ``p - left <= j <= p + right``, both inclusive.
 
@@ -70,15 +72,29 @@ class Window(Mask):
             if bound is not None:
                 put(self, side, count(f"Window {side}", bound, "; None leaves the side open"))
 
-    def _rows(self, grid: Grid) -> Rows:
-        p = grid.positions
-        start = np.zeros_like(p) if self.left is None else p - min(self.left, _FAR)
-        stop = np.full_like(p, grid.S) if self.right is None else p + (min(self.right, _FAR) + 1)
-        return [(start, stop)]
+    def _band(self) -> Band:
+        left, right = self.left, self.right
+        return Band(left=FAR if left is None else min(left, FAR), right=FAR if right is None else min(right, FAR))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class KeyLengths(Mask):
+class _PerEntry(Mask):
+    """A rule with one number a batch entry, which counts keys or, where `of` is L, queries."""
+
+    n: Any
+    of: ClassVar[str] = "S"
+
+    def __post_init__(self) -> None:
+        put(self, "n", lengths(type(self).__name__, self.n))
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        fits(type(self).__name__, self.n, batch, S if self.of == "S" else L, self.of)
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        return np.shape(self.n), 1
+
+
+@rule
+class KeyLengths(_PerEntry):
     """Only the first n keys exist: ``j < n[b]`` (right padding, or a buffer that is not full).
 
     Parameters
@@ -89,21 +105,12 @@ class KeyLengths(Mask):
 
     n: Any
 
-    def __post_init__(self) -> None:
-        put(self, "n", lengths("KeyLengths", self.n))
-
-    def _rows(self, grid: Grid) -> Rows:
-        return [(np.zeros_like(self.n[..., None]), self.n[..., None])]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        fits("KeyLengths", self.n, batch, S, "S")
-
-    def _axes(self) -> tuple[tuple[int, ...], int]:
-        return self.n.shape, 1
+    def _band(self) -> Band:
+        return Band(stop=self.n)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class KeyStarts(KeyLengths):
+@rule
+class KeyStarts(_PerEntry):
     """The first n keys do not exist: ``j >= n[b]`` (left padding).
 
     Parameters
@@ -112,18 +119,14 @@ class KeyStarts(KeyLengths):
         Padding keys, in [0, S]; an array broadcasts to the batch axes.
     """
 
-    def __post_init__(self) -> None:
-        put(self, "n", lengths("KeyStarts", self.n))
+    n: Any
 
-    def _rows(self, grid: Grid) -> Rows:
-        return [(self.n[..., None], np.full_like(self.n[..., None], grid.S))]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        fits("KeyStarts", self.n, batch, S, "S")
+    def _band(self) -> Band:
+        return Band(start=self.n)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class QueryLengths(KeyLengths):
+@rule
+class QueryLengths(_PerEntry):
     """Only the first n queries exist: ``i < n[b]``; later rows are empty, and their output is 0.
 
     Parameters
@@ -132,19 +135,15 @@ class QueryLengths(KeyLengths):
         Valid queries, in [0, L]; an array broadcasts to the batch axes.
     """
 
-    def __post_init__(self) -> None:
-        put(self, "n", lengths("QueryLengths", self.n))
+    n: Any
+    of = "L"
 
-    def _rows(self, grid: Grid) -> Rows:
-        valid = np.arange(grid.L) < self.n[..., None]
-        return [(np.zeros_like(valid, np.int64), np.where(valid, grid.S, 0))]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        fits("QueryLengths", self.n, batch, L, "L")
+    def _band(self) -> Band:
+        return Band(rows=self.n)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Prefix(KeyLengths):
+@rule
+class Prefix(_PerEntry):
     """Causal, with a prefix that everybody sees: ``j < n[b]`` or ``j <= p`` (prefix language model).
 
     Parameters
@@ -153,20 +152,14 @@ class Prefix(KeyLengths):
         Length of the prefix, in [0, S]; an array broadcasts to the batch axes.
     """
 
+    n: Any
     positional = counts_in_documents = True
 
-    def __post_init__(self) -> None:
-        put(self, "n", lengths("Prefix", self.n))
-
-    def _rows(self, grid: Grid) -> Rows:
-        stop = np.maximum(grid.origin + self.n[..., None], grid.positions + 1)
-        return [(np.zeros_like(stop), stop)]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        fits("Prefix", self.n, batch, S, "S")
+    def _band(self) -> Band:
+        return Band(floor=self.n, right=0)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@rule
 class Chunked(Mask):
     """Causal within chunks: ``j <= p`` and ``j // size == p // size``.
 
@@ -189,14 +182,13 @@ class Chunked(Mask):
     positional = counts_in_documents = True
 
     def __post_init__(self) -> None:
-        put(self, "size", min(count("Chunked size", self.size, minimum=1), _FAR))
+        put(self, "size", min(count("Chunked size", self.size, minimum=1), FAR))
 
-    def _rows(self, grid: Grid) -> Rows:
-        place = grid.positions - grid.origin
-        return [(place // self.size * self.size + grid.origin, grid.positions + 1)]
+    def _band(self) -> Band:
+        return Band(chunk=self.size, right=0)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@rule
 class FirstTokens(Mask):
     """The first keys, visible from everywhere: ``j < n``.
 
@@ -214,197 +206,13 @@ class FirstTokens(Mask):
     counts_in_documents = True
 
     def __post_init__(self) -> None:
-        put(self, "n", min(count("FirstTokens n", self.n), _FAR))
+        put(self, "n", min(count("FirstTokens n", self.n), FAR))
 
-    def _rows(self, grid: Grid) -> Rows:
-        return [(np.zeros_like(grid.origin), grid.origin + self.n)]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Segments(Mask):
-    """Queries attend to the keys of their own segment: ``q_ids[i] == k_ids[j]``.
-
-    Parameters
-    ----------
-    q_ids : array of int, shape (..., L)
-        Segment of each query; leading axes broadcast to the batch axes.
-    k_ids : array of int, shape (..., S), optional
-        Segment of each key; left out, `q_ids` serves both.
-
-    Examples
-    --------
-    >>> print(Segments([7, 7, 3]).show(3, 3))
-        012
-      0 ##.
-      1 ##.
-      2 ..#
-    """
-
-    q_ids: Any
-    k_ids: Any = None
-
-    def __post_init__(self) -> None:
-        put(self, "q_ids", integers("Segments q_ids", self.q_ids, axes=1))
-        put(
-            self,
-            "k_ids",
-            self.q_ids if self.k_ids is None else integers("Segments k_ids", self.k_ids, axes=1),
-        )
-
-    def _rows(self, grid: Grid) -> Rows | None:
-        lead = np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1])
-        entries = math.prod(lead)
-        if entries == 0 or grid.S == 0:
-            return []
-        ids = [np.broadcast_to(x, (*lead, x.shape[-1])).reshape(entries, -1) for x in (self.q_ids, self.k_ids)]
-        names, numbers = np.unique(np.concatenate(ids, 1), return_inverse=True)
-        numbers = numbers.reshape(entries, -1) + np.arange(entries)[:, None] * len(
-            names
-        )  # one name in two entries: two
-        queries, keys = numbers[:, : grid.L], numbers[:, grid.L :].ravel()
-        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])  # where the runs of equal ids begin
-        order = np.argsort(keys[first], kind="stable")
-        sorted_names = keys[first][order]
-        if (sorted_names[1:] == sorted_names[:-1]).any():
-            return None  # some segment lies in several pieces
-        run = np.minimum(np.searchsorted(sorted_names, queries), len(first) - 1)
-        found, origin = sorted_names[run] == queries, np.arange(entries)[:, None] * grid.S
-        start = np.where(found, first[order][run] - origin, 0)
-        stop = np.where(found, np.r_[first[1:], keys.size][order][run] - origin, 0)
-        return [(start.reshape(*lead, grid.L), stop.reshape(*lead, grid.L))]
-
-    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        for name, ids, size in (("q_ids", self.q_ids, L), ("k_ids", self.k_ids, S)):
-            last_axis(f"Segments {name}", ids, batch, size, "L" if name == "q_ids" else "S")
-
-    def _axes(self) -> tuple[tuple[int, ...], int]:
-        return np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1]), 1
+    def _band(self) -> Band:
+        return Band(stop=self.n)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Packed(Mask):
-    """Documents of these lengths lie one after another in a row; each attends to itself only.
-
-    What is positional, and ``query_offset="start"`` or ``"end"``, counts within the document. A tail that belongs to no
-    document is empty.
-
-    Parameters
-    ----------
-    q_lengths : array of int, shape (n,) or (B, n)
-        Queries of each document; they add up to at most L.
-    k_lengths : array of int, same shape, optional
-        Keys of each document; they add up to at most S. Left out, `q_lengths` serves both.
-
-    Examples
-    --------
-    >>> print((Packed([2, 3]) & Causal()).show(5, 5))
-        01234
-      0 #....
-      1 ##...
-      2 ..#..
-      3 ..##.
-      4 ..###
-    """
-
-    q_lengths: Any
-    k_lengths: Any = None
-
-    def __post_init__(self) -> None:
-        put(self, "q_lengths", lengths("Packed q_lengths", self.q_lengths, axes=1))
-        same = self.k_lengths is None
-        put(self, "k_lengths", self.q_lengths if same else lengths("Packed k_lengths", self.k_lengths, axes=1))
-        if self.q_lengths.shape[-1] != self.k_lengths.shape[-1]:
-            raise ValueError(
-                "mask: Packed needs as many q_lengths as k_lengths, one a document, "
-                f"got {self.q_lengths.shape[-1]} and {self.k_lengths.shape[-1]}"
-            )
-
-    def documents(self, L: int) -> tuple[Bound, Bound, Bound, Bound]:
-        """Return of each row's document the first query and key, and how many: (..., L) each, 0 in the tail."""
-        q, k = np.broadcast_arrays(self.q_lengths, self.k_lengths)
-        entries, documents = math.prod(q.shape[:-1]), q.shape[-1] + 1  # the tail counts as one more, empty document
-        rows = np.concatenate([q, L - q.sum(-1, keepdims=True)], -1)
-        document = np.repeat(np.tile(np.arange(documents), entries), rows.ravel()).reshape(*q.shape[:-1], L)
-        first_query, first_key = np.cumsum(q, -1) - q, np.cumsum(k, -1) - k
-        tail = np.zeros((*q.shape[:-1], 1), np.int64)
-        return tuple(  # type: ignore[return-value]
-            np.take_along_axis(np.concatenate([x, tail], -1), document, -1) for x in (first_query, first_key, q, k)
-        )
-
-    def _rows(self, grid: Grid) -> Rows:
-        _, first_key, _, keys = self.documents(grid.L)
-        return [(first_key, first_key + keys)]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        for name, given, size in (("q_lengths", self.q_lengths, L), ("k_lengths", self.k_lengths, S)):
-            broadcasts(f"Packed {name}", given.shape[:-1], batch)
-            total = np.minimum(given, size + 1).sum(-1)  # the sum of what was given may be beyond int64
-            if (total > size).any():
-                axis = "L" if name == "q_lengths" else "S"
-                most = np.max(given.astype(object).sum(-1))
-                raise ValueError(f"mask: Packed {name} add up to {most}, more than {axis} = {size}")
-
-    def _axes(self) -> tuple[tuple[int, ...], int]:
-        return np.broadcast_shapes(self.q_lengths.shape[:-1], self.k_lengths.shape[:-1]), 1
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Tree(Mask):
-    """Queries are nodes of a tree and attend to themselves and their ancestors (speculative decoding).
-
-    The nodes are the last L keys; every key before them is visible to all.
-
-    Parameters
-    ----------
-    parents : array of int, shape (..., L)
-        Parent of each node, -1 for a root; a parent stands before its child.
-
-    Examples
-    --------
-    >>> print(Tree([-1, 0, 0, 2]).show(4, 5))
-        01234
-      0 ##...
-      1 ###..
-      2 ##.#.
-      3 ##.##
-    """
-
-    parents: Any
-
-    def __post_init__(self) -> None:
-        parents = integers("Tree parents", self.parents, axes=1)
-        wrong = (parents < -1) | (parents >= np.arange(parents.shape[-1]))
-        if wrong.any():
-            node = int(np.argwhere(wrong)[0][-1])
-            raise ValueError(
-                f"mask: Tree parents must be -1 (a root) or an earlier node, got {parents[wrong][0]} for node {node}"
-            )
-        put(self, "parents", parents)
-
-    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        past = grid.S - grid.L
-        keep = np.zeros((*self.parents.shape[:-1], i1 - i0, grid.S), bool)
-        keep[..., :past] = True
-        node = np.broadcast_to(np.arange(i0, i1), keep.shape[:-1])
-        while (node >= 0).any():  # all rows climb towards their roots together
-            at = np.nonzero(node >= 0)
-            keep[(*at, past + node[at])] = True
-            node = np.where(node >= 0, np.take_along_axis(self.parents, np.maximum(node, 0), -1), -1)
-        return keep[..., None, :, :]
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        last_axis("Tree parents", self.parents, batch, L, "L")
-        if S < L:
-            raise ValueError(f"mask: Tree needs its L = {L} nodes among the keys, but S = {S}")
-
-    def _axes(self) -> tuple[tuple[int, ...], int]:
-        return self.parents.shape[:-1], 1
-
-
-@dataclass(frozen=True, eq=False, repr=False)
+@rule
 class MaskFunction(Mask):
     """Any rule: ``f(b, h, i, j)`` is True where query i of head h in batch entry b may attend to key j.
 

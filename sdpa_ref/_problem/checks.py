@@ -1,6 +1,7 @@
 """The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
 
-from functools import reduce
+import math
+import sys
 from numbers import Real
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind,
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
+Shape = tuple[int, ...]
+
 
 def heads_first(array: Array, layout: str) -> Array:
     """Return a view (..., H, length, width)."""
@@ -19,19 +22,22 @@ def heads_first(array: Array, layout: str) -> Array:
     return array.swapaxes(-2, -3) if layout == "LHE" else array
 
 
-def sizes(
-    views: dict[str, Array], shapes: dict[str, Any], layout: str
-) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
-    """Return batch, Hq, Hkv, L, S, E, Ev."""
-    (Hq, L, E), (Hkv, S, key_width) = views["query"].shape[-3:], views["key"].shape[-3:]
-    got = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) + (
+def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, int, int, int]:
+    """Return batch, Hq, Hkv, L, S, E, Ev of arrays of these shapes, in which heads come before lengths."""
+    lead = {name: (shape[:-2] or (1,)) for name, shape in shapes.items()}
+    (Hq, L, E), (Hkv, S, key_width) = ((lead[name][-1], *shapes[name][-2:]) for name in ("query", "key"))
+    shown = {
+        name: shape if layout == "HLE" or len(shape) < 3 else (*shape[:-3], shape[-2], shape[-3], shape[-1])
+        for name, shape in shapes.items()
+    }
+    got = ", ".join(f"{name} {shape}" for name, shape in shown.items()) + (
         f" in layout {layout}" if layout != "HLE" else ""
     )
     if key_width != E:
         raise ValueError(f"query and key must have the same width E, got {E} and {key_width}: {got}")
     Ev = 0
-    if "value" in views:
-        value_heads, value_length, Ev = views["value"].shape[-3:]
+    if "value" in shapes:
+        value_heads, value_length, Ev = lead["value"][-1], *shapes["value"][-2:]
         if value_length != S:
             raise ValueError(f"key and value must have the same length S, got {S} and {value_length}: {got}")
         if value_heads != Hkv:
@@ -42,17 +48,15 @@ def sizes(
         hint = '; for heads after lengths: layout="LHE"' if layout == "HLE" and S and L and L % S == 0 else ""
         raise ValueError(f"the query heads Hq = {Hq} must be a multiple of the key heads Hkv = {Hkv}: {got}{hint}")
     try:
-        batch = np.broadcast_shapes(*(view.shape[:-3] for view in views.values()))
+        batch = np.broadcast_shapes(*(axes[:-1] for axes in lead.values()))
     except ValueError:
-        raise ValueError(f"the leading axes of {', '.join(views)} must broadcast: {got}") from None
+        raise ValueError(f"the leading axes of {', '.join(shapes)} must broadcast: {got}") from None
     return batch, Hq, Hkv, L, S, E, Ev
 
 
-def canonical_view(view: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Return the view in the result type and shape; a copy only where type, byte order or alignment ask for it."""
-    if view.dtype != dtype or not is_aligned(view):
-        view = view.astype(dtype)
-    return view if view.shape == shape else np.broadcast_to(view, shape)
+def native(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the array in this type; a copy only where type, byte order or alignment ask for it."""
+    return array if array.dtype == dtype and is_aligned(array) else array.astype(dtype)
 
 
 def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[list[Array], Array]:
@@ -72,22 +76,8 @@ def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tu
         if not is_float(array.dtype):
             raise TypeError(f"bias must be {FLOATS}, got {array.dtype}")
         check_broadcast("bias", array.shape, batch, Hq, L, S)
-        native = array.dtype.newbyteorder("=")
-        arrays.append(array if array.dtype == native and is_aligned(array) else array.astype(native))
+        arrays.append(native(array, array.dtype.newbyteorder("=")))
     return arrays, slopes
-
-
-def sum_of_biases(biases: list[Array]) -> Array:
-    """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
-    wide = [each.astype(np.float64) for each in biases]
-    with np.errstate(over="ignore", invalid="ignore"):
-        total: Array = sum(wide)
-    if np.isfinite(total).all():
-        return total
-    finite = reduce(np.logical_and, map(np.isfinite, wide))
-    dropped = reduce(np.logical_or, (each == -np.inf for each in wide))
-    most = np.finfo(np.float64).max
-    return np.where(dropped, -np.inf, np.where(finite, np.clip(total, -most, most), total))
 
 
 def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
@@ -97,13 +87,17 @@ def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
         raise TypeError(f"sink must be real numbers, got {array.dtype}")
     if array.shape not in ((), (Hq,)):
         raise ValueError(f"sink must be a number or have shape (Hq,) = ({Hq},), got {array.shape}")
-    logits = np.broadcast_to(array.astype(np.float64), (Hq,))
-    most = float(np.finfo(acc_dtype).max)
-    return np.where(np.isinf(logits), logits, np.minimum(np.maximum(logits, -most), most))
+    logits = array.astype(np.float64) if array.ndim else np.full((Hq,), float(array))
+    if array.dtype.itemsize > acc_dtype.itemsize or array.dtype.kind in "iu":  # else its type has no larger numbers
+        most = float(np.finfo(acc_dtype).max)
+        logits = np.where(np.isinf(logits), logits, np.minimum(np.maximum(logits, -most), most))
+    return logits
 
 
 def real_number(name: str, value: Any) -> float:
     """Return a finite number."""
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         array = as_array(name, value)  # NumPy's own scalars and arrays without axes
         if array.ndim or not (is_float(array.dtype) or array.dtype.kind in "iu"):
@@ -164,6 +158,8 @@ def check_score_mod(score_mod: Any, shape: tuple[int, ...], module: Any = np) ->
 
 def one_kind(arrays: dict[str, Array]) -> None:
     """Raise a TypeError unless all arrays live in the same kind of memory."""
+    if "cupy" not in sys.modules:
+        return
     kinds = {name: kind(array) for name, array in arrays.items()}
     if len(set(kinds.values())) > 1:
         got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
@@ -179,7 +175,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list
         raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
     if not getattr(out.flags, "writeable", True):
         raise ValueError("out must be writeable, got a read-only array")
-    if out.size and _overlaps_itself(out):
+    if out.size and not out.flags.c_contiguous and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
     for array in used:
         if kind(array) == kind(out) and _overlap(_addresses(out), _addresses(array)):
@@ -205,7 +201,7 @@ def _overlap(a: Array, b: Array) -> bool:
 
 def _addresses(array: Array) -> Array:
     """Return a NumPy array where a CuPy array lies, which nobody may read, to be asked about its memory."""
-    if kind(array) == "numpy":
+    if type(array) is np.ndarray or kind(array) == "numpy":
         return array
     described = {
         "shape": array.shape, "strides": array.strides, "typestr": f"|V{array.itemsize}",

@@ -1,0 +1,357 @@
+"""The contract of a backend on one page: the problem it is given, what it returns, and what it has to offer.
+
+A problem is checked and in canonical order. What a kernel must be compiled for is its `Form` and which of the options
+are there; lengths, offsets, bounds, strides and addresses are numbers that change from call to call.
+"""
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sdpa_ref.arrays import Array, module_of
+from sdpa_ref.dropout import Dropout
+from sdpa_ref.masks import Band, Grid, Intervals, Mask
+
+ScoreMod = Callable[..., Any]
+
+
+class Form(NamedTuple):
+    """What does not change while sequences grow: types, batch axes, heads and widths.
+
+    Attributes
+    ----------
+    dtype, acc_dtype : dtype
+        Of query, key, value and output, in native byte order; and that in which scores and sums are accumulated.
+    kind : str
+        "numpy" or "cupy".
+    batch : tuple of int
+        The leading axes, broadcast.
+    Hq, Hkv, E, Ev : int
+        Query heads, key heads, width of queries and keys, and width of values (0 where there are none).
+    """
+
+    dtype: np.dtype[Any]
+    acc_dtype: np.dtype[Any]
+    kind: str
+    batch: tuple[int, ...]
+    Hq: int
+    Hkv: int
+    E: int
+    Ev: int
+
+
+class Problem(NamedTuple):
+    """Attention in canonical form: checked, and heads before lengths.
+
+    Arrays have any strides, and those beside the query broadcast by NumPy's rules.
+
+    Attributes
+    ----------
+    query, key, value : array
+        Views ``(*batch, Hq, L, E)``, ``(..., Hkv, S, E)`` and ``(..., Hkv, S, Ev)`` of type `dtype`, native and
+        aligned; the leading axes of key and value broadcast to the batch. `value` is None where only weights are
+        wanted.
+    out : array or None
+        View ``(*batch, Hq, L, Ev)`` that receives the output; None: a new array.
+    scale, softcap : float, float or None
+        Within the range of `acc_dtype`, so that ``scale * score`` and ``tanh(score / softcap)`` are never 0 / 0.
+    visible : Band, Intervals or None
+        The keys that a row sees, as numbers a batch entry or a row; None for all.
+    keep : bool array or None
+        Broadcasts to ``(*batch, Hq, L, S)``: the caller's boolean mask, to be joined to `visible` by "and".
+    bias : float array or None
+        Broadcasts to ``(*batch, Hq, L, S)``, in the caller's type; -inf drops the key. A finite number beyond the range
+        of `acc_dtype` stands for the largest within it.
+    slopes : float64 array (Hq,) or None
+        ALiBi: ``-slopes[h] * abs(position - j)`` is added.
+    offset, positions : int or int64 array, int64 array or None
+        A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,
+        where documents share a row.
+    sink : float64 array (Hq,) or None
+        One logit a head that only adds to the denominator.
+    score_mod : callable or None
+        ``f(s, b, h, i, j)``, to be applied to the scores.
+    dropout : Dropout or None
+    first_row : int
+        Index of row 0 in the caller's problem, which `dropout` and `score_mod` count from.
+    blockwise : bool
+        Whether mask or bias exist in part as rules only: then `rows` evaluates them for some rows, and `keep` and
+        `bias` do not count before.
+    """
+
+    form: Form
+    query: Array
+    key: Array
+    value: Array
+    out: Array
+    scale: float
+    softcap: float | None = None
+    visible: Band | Intervals | None = None
+    keep: Array = None
+    bias: Array = None
+    slopes: Array = None
+    offset: Any = 0
+    positions: Array = None
+    sink: Array = None
+    score_mod: ScoreMod | None = None
+    dropout: Dropout | None = None
+    first_row: int = 0
+    blockwise: bool = False
+    rules: tuple[Mask, ...] = ()
+    biases: tuple[Array, ...] = ()
+    grid: Grid | None = None  # what the rules are laid over
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of query, key, value and output."""
+        return self.form.dtype
+
+    @property
+    def acc_dtype(self) -> np.dtype[Any]:
+        """Type of scores and sums."""
+        return self.form.acc_dtype
+
+    @property
+    def kind(self) -> str:
+        """Kind of the arrays, "numpy" or "cupy"."""
+        return self.form.kind
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading axes."""
+        return self.form.batch
+
+    @property
+    def B(self) -> int:
+        """Number of batch entries."""
+        return math.prod(self.form.batch)
+
+    @property
+    def Hq(self) -> int:
+        """Number of query heads."""
+        return self.form.Hq
+
+    @property
+    def Hkv(self) -> int:
+        """Number of key heads."""
+        return self.form.Hkv
+
+    @property
+    def group(self) -> int:
+        """How many query heads read one key head."""
+        return self.form.Hq // self.form.Hkv if self.form.Hkv else 1
+
+    @property
+    def L(self) -> int:
+        """Number of queries."""
+        return int(self.query.shape[-2])
+
+    @property
+    def S(self) -> int:
+        """Number of keys."""
+        return int(self.key.shape[-2])
+
+    @property
+    def E(self) -> int:
+        """Width of queries and keys."""
+        return self.form.E
+
+    @property
+    def Ev(self) -> int:
+        """Width of values."""
+        return self.form.Ev
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        """Shape of the weights, ``(*batch, Hq, L, S)``."""
+        return (*self.form.batch, self.form.Hq, self.L, self.S)
+
+    @property
+    def intervals(self) -> Intervals | None:
+        """What `visible` says, as numbers a row."""
+        if isinstance(self.visible, Band):
+            return self.visible.intervals(self.L, self.S, self.form.batch)
+        return self.visible
+
+    def rows(self, i0: int, i1: int) -> "Problem":
+        """Return the problem of the query rows [i0, i1), with the rules of mask and bias evaluated for them."""
+        keep, bias, visible = _some_rows(self.keep, i0, i1), _some_rows(self.bias, i0, i1), self.visible
+        if self.rules:
+            first = self.first_row
+            held = (self.grid.held(rule, first + i0, first + i1) for rule in self.rules if self.grid is not None)
+            keep = reduce(np.logical_and, held)
+        if len(self.biases) > 1:
+            bias = _sum([_some_rows(each, i0, i1) for each in self.biases])
+        if isinstance(visible, Band):
+            visible = visible._replace(offset=visible.offset + i0, rows=visible.rows - i0)
+        elif visible is not None:
+            visible = Intervals(*(bound[..., i0:i1] for bound in visible))
+        return self._replace(
+            query=self.query[..., i0:i1, :],
+            out=None if self.out is None else self.out[..., i0:i1, :],
+            visible=visible,
+            keep=keep,
+            bias=bias,
+            offset=self.offset + i0,
+            positions=None if self.positions is None else self.positions[..., i0:i1],
+            first_row=self.first_row + i0,
+            blockwise=False,
+            rules=(),
+            biases=() if bias is None else (bias,),
+        )
+
+    def kept(self) -> Array:
+        """Return which keys each row keeps, ``(*batch, Hq, L, S)``; of a problem that is not blockwise."""
+        module, j = module_of(self.kind), np.arange(self.S)
+        keep = np.ones(self.scores_shape, bool)
+        intervals = self.intervals
+        if intervals is not None:
+            prefix, start, stop = (bound[..., None, :, None] for bound in intervals)
+            keep &= (j < prefix) | ((start <= j) & (j < stop))
+        keep = module.asarray(keep)
+        if self.keep is not None:
+            keep &= self.keep
+        if self.bias is not None:
+            keep &= self.bias != -np.inf
+        return keep
+
+    def added(self) -> Array:
+        """Return what bias and ALiBi add to the scores, in float64 and broadcastable to them, or 0.
+
+        The problem is not blockwise.
+        """
+        total: Array = 0
+        if self.bias is not None:
+            most = float(np.finfo(self.acc_dtype).max)
+            wide = self.bias.astype(np.float64)
+            total = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
+        if self.slopes is not None:
+            positions = self.positions
+            if positions is None:
+                positions = np.arange(self.L) + np.asarray(self.offset)[..., None]
+            distance = np.abs(positions[..., None, :, None] - np.arange(self.S))
+            total = total - module_of(self.kind).asarray(self.slopes)[:, None, None] * module_of(self.kind).asarray(distance)
+        return total
+
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """Return b, h, i and j as `score_mod` counts them, arrays that broadcast to the scores."""
+        b = np.arange(self.B).reshape(*self.batch, 1, 1, 1)
+        i = np.arange(self.first_row, self.first_row + self.L)
+        return b, np.arange(self.Hq)[:, None, None], i[:, None], np.arange(self.S)
+
+    def new_output(self) -> Array:
+        """Return the array to fill with the output: `out`, or a new one."""
+        if self.out is not None:
+            return self.out
+        return module_of(self.kind).empty((*self.query.shape[:-1], self.form.Ev), self.form.dtype)
+
+
+class Result(NamedTuple):
+    """What a backend computed, in canonical order; None for what was not wanted.
+
+    Attributes
+    ----------
+    output : array, shape (*batch, Hq, L, Ev)
+    lse : array, shape (*batch, Hq, L)
+    weights : array, shape (*batch, Hq, L, S)
+    """
+
+    output: Array = None
+    lse: Array = None
+    weights: Array = None
+
+
+class Gradients(NamedTuple):
+    """Gradients of attention, each in the type and shape of what was passed; None for what was not given.
+
+    Attributes
+    ----------
+    query, key, value : array
+    bias : array, None (also for ALiBi), or a tuple of them for a tuple of biases
+    sink : array or None
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Any = None
+    sink: Array = None
+
+
+class Backend(Protocol):
+    """What a backend is: a module, or any object, with these names.
+
+    Attributes
+    ----------
+    ARRAYS : str
+        The kind of array that it takes, "numpy" or "cupy".
+    TASKS : frozenset of str
+        What it can do beside `forward`: the names of the other functions below that it has.
+    """
+
+    ARRAYS: str
+    TASKS: frozenset[str]
+
+    def unavailable(self) -> str | None:
+        """Return why it cannot run here, with the install command; None where it can."""
+
+    def unsupported(self, problem: Problem) -> str | None:
+        """Return why it cannot solve this problem; None where it can."""
+
+    def forward(self, problem: Problem, want: frozenset[str]) -> Result:
+        """Return what is wanted of "output", "lse" and "weights"."""
+        ...
+
+    def vjp(
+        self, problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None
+    ) -> Gradients:
+        """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
+
+        Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
+        """
+        ...
+
+    def stages(self, problem: Problem) -> Any:
+        """Return every stage of the formula."""
+        ...
+
+    def details(self) -> dict[str, str]:
+        """Return what `sdpa-ref info` shows: what it found in the machine, where it keeps things."""
+        ...
+
+    def warmup(self) -> dict[str, Callable[[], object]]:
+        """Return functions that compile ahead what first calls would wait for, by what is shown meanwhile.
+
+        An OSError says that the result could not be kept.
+        """
+        ...
+
+    def set_num_threads(self, n: int) -> None:
+        """Set how many threads a call may use."""
+
+    def get_num_threads(self) -> int:
+        """Return how many threads a call may use."""
+        ...
+
+
+def _some_rows(array: Array, i0: int, i1: int) -> Array:
+    """Return the rows [i0, i1) of an array that broadcasts to the scores, None of none."""
+    if array is None or array.ndim < 2 or array.shape[-2] == 1:
+        return array
+    return array[..., i0:i1, :]
+
+
+def _sum(biases: list[Array]) -> Array:
+    """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
+    wide = [each.astype(np.float64) for each in biases]
+    with np.errstate(over="ignore", invalid="ignore"):
+        total: Array = sum(wide)
+    if np.isfinite(total).all():
+        return total
+    finite = reduce(np.logical_and, map(np.isfinite, wide))
+    dropped = reduce(np.logical_or, (each == -np.inf for each in wide))
+    most = np.finfo(np.float64).max
+    return np.where(dropped, -np.inf, np.where(finite, np.clip(total, -most, most), total))

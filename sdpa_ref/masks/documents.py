@@ -1,0 +1,208 @@
+"""Masks of documents that share a row, and of trees: their rules need numbers for each row or key."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.masks.algebra import Mask, rule
+from sdpa_ref.masks.checks import broadcasts, integers, last_axis, lengths, put
+from sdpa_ref.masks.grid import Grid
+from sdpa_ref.masks.intervals import Bound, Rows
+
+
+@rule
+class Segments(Mask):
+    """Queries attend to the keys of their own segment: ``q_ids[i] == k_ids[j]``.
+
+    Parameters
+    ----------
+    q_ids : array of int, shape (..., L)
+        Segment of each query; leading axes broadcast to the batch axes.
+    k_ids : array of int, shape (..., S), optional
+        Segment of each key; left out, `q_ids` serves both.
+
+    Examples
+    --------
+    >>> print(Segments([7, 7, 3]).show(3, 3))
+        012
+      0 ##.
+      1 ##.
+      2 ..#
+    """
+
+    q_ids: Any
+    k_ids: Any = None
+
+    def __post_init__(self) -> None:
+        put(self, "q_ids", integers("Segments q_ids", self.q_ids, axes=1))
+        put(
+            self,
+            "k_ids",
+            self.q_ids if self.k_ids is None else integers("Segments k_ids", self.k_ids, axes=1),
+        )
+
+    def _rows(self, grid: Grid) -> Rows | None:
+        if self.k_ids is self.q_ids and self.q_ids.ndim == 1 and grid.S:
+            return _runs(self.q_ids)
+        lead = np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1])
+        entries = math.prod(lead)
+        if entries == 0 or grid.S == 0:
+            return []
+        ids = [np.broadcast_to(x, (*lead, x.shape[-1])).reshape(entries, -1) for x in (self.q_ids, self.k_ids)]
+        names, numbers = np.unique(np.concatenate(ids, 1), return_inverse=True)
+        numbers = numbers.reshape(entries, -1) + np.arange(entries)[:, None] * len(
+            names
+        )  # one name in two entries: two
+        queries, keys = numbers[:, : grid.L], numbers[:, grid.L :].ravel()
+        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])  # where the runs of equal ids begin
+        order = np.argsort(keys[first], kind="stable")
+        sorted_names = keys[first][order]
+        if (sorted_names[1:] == sorted_names[:-1]).any():
+            return None  # some segment lies in several pieces
+        run = np.minimum(np.searchsorted(sorted_names, queries), len(first) - 1)
+        found, origin = sorted_names[run] == queries, np.arange(entries)[:, None] * grid.S
+        start = np.where(found, first[order][run] - origin, 0)
+        stop = np.where(found, np.r_[first[1:], keys.size][order][run] - origin, 0)
+        return [(start.reshape(*lead, grid.L), stop.reshape(*lead, grid.L))]
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        for name, ids, size in (("q_ids", self.q_ids, L), ("k_ids", self.k_ids, S)):
+            last_axis(f"Segments {name}", ids, batch, size, "L" if name == "q_ids" else "S")
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        return np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1]), 1
+
+
+def _runs(ids: Bound) -> Rows | None:
+    """Return for each place the run of equal ids that it lies in, None where an id has several runs."""
+    edges = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+    bounds = np.concatenate([[0], edges, [ids.size]])
+    names = np.sort(ids[bounds[:-1]])
+    if (names[1:] == names[:-1]).any():
+        return None
+    sizes = bounds[1:] - bounds[:-1]
+    return [(bounds[:-1].repeat(sizes), bounds[1:].repeat(sizes))]
+
+
+@rule
+class Packed(Mask):
+    """Documents of these lengths lie one after another in a row; each attends to itself only.
+
+    What is positional, and ``query_offset="start"`` or ``"end"``, counts within the document. A tail that belongs to no
+    document is empty.
+
+    Parameters
+    ----------
+    q_lengths : array of int, shape (n,) or (B, n)
+        Queries of each document; they add up to at most L.
+    k_lengths : array of int, same shape, optional
+        Keys of each document; they add up to at most S. Left out, `q_lengths` serves both.
+
+    Examples
+    --------
+    >>> print((Packed([2, 3]) & Causal()).show(5, 5))
+        01234
+      0 #....
+      1 ##...
+      2 ..#..
+      3 ..##.
+      4 ..###
+    """
+
+    q_lengths: Any
+    k_lengths: Any = None
+
+    def __post_init__(self) -> None:
+        put(self, "q_lengths", lengths("Packed q_lengths", self.q_lengths, axes=1))
+        same = self.k_lengths is None
+        put(self, "k_lengths", self.q_lengths if same else lengths("Packed k_lengths", self.k_lengths, axes=1))
+        if self.q_lengths.shape[-1] != self.k_lengths.shape[-1]:
+            raise ValueError(
+                "mask: Packed needs as many q_lengths as k_lengths, one a document, "
+                f"got {self.q_lengths.shape[-1]} and {self.k_lengths.shape[-1]}"
+            )
+
+    def documents(self, L: int) -> tuple[Bound, Bound, Bound, Bound]:
+        """Return of each row's document the first query and key, and how many: (..., L) each, 0 in the tail."""
+        q, k = np.broadcast_arrays(self.q_lengths, self.k_lengths)
+        entries, documents = math.prod(q.shape[:-1]), q.shape[-1] + 1  # the tail counts as one more, empty document
+        rows = np.concatenate([q, L - q.sum(-1, keepdims=True)], -1)
+        document = np.repeat(np.tile(np.arange(documents), entries), rows.ravel()).reshape(*q.shape[:-1], L)
+        first_query, first_key = np.cumsum(q, -1) - q, np.cumsum(k, -1) - k
+        tail = np.zeros((*q.shape[:-1], 1), np.int64)
+        return tuple(  # type: ignore[return-value]
+            np.take_along_axis(np.concatenate([x, tail], -1), document, -1) for x in (first_query, first_key, q, k)
+        )
+
+    def _rows(self, grid: Grid) -> Rows:
+        _, first_key, _, keys = self.documents(grid.L)
+        return [(first_key, first_key + keys)]
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        for name, given, size in (("q_lengths", self.q_lengths, L), ("k_lengths", self.k_lengths, S)):
+            broadcasts(f"Packed {name}", given.shape[:-1], batch)
+            total = np.minimum(given, size + 1).sum(-1)  # the sum of what was given may be beyond int64
+            if (total > size).any():
+                axis = "L" if name == "q_lengths" else "S"
+                most = np.max(given.astype(object).sum(-1))
+                raise ValueError(f"mask: Packed {name} add up to {most}, more than {axis} = {size}")
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        return np.broadcast_shapes(self.q_lengths.shape[:-1], self.k_lengths.shape[:-1]), 1
+
+
+@rule
+class Tree(Mask):
+    """Queries are nodes of a tree and attend to themselves and their ancestors (speculative decoding).
+
+    The nodes are the last L keys; every key before them is visible to all.
+
+    Parameters
+    ----------
+    parents : array of int, shape (..., L)
+        Parent of each node, -1 for a root; a parent stands before its child.
+
+    Examples
+    --------
+    >>> print(Tree([-1, 0, 0, 2]).show(4, 5))
+        01234
+      0 ##...
+      1 ###..
+      2 ##.#.
+      3 ##.##
+    """
+
+    parents: Any
+
+    def __post_init__(self) -> None:
+        parents = integers("Tree parents", self.parents, axes=1)
+        wrong = (parents < -1) | (parents >= np.arange(parents.shape[-1]))
+        if wrong.any():
+            node = int(np.argwhere(wrong)[0][-1])
+            raise ValueError(
+                f"mask: Tree parents must be -1 (a root) or an earlier node, got {parents[wrong][0]} for node {node}"
+            )
+        put(self, "parents", parents)
+
+    def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
+        past = grid.S - grid.L
+        keep = np.zeros((*self.parents.shape[:-1], i1 - i0, grid.S), bool)
+        keep[..., :past] = True
+        node = np.broadcast_to(np.arange(i0, i1), keep.shape[:-1])
+        while (node >= 0).any():  # all rows climb towards their roots together
+            at = np.nonzero(node >= 0)
+            keep[(*at, past + node[at])] = True
+            node = np.where(node >= 0, np.take_along_axis(self.parents, np.maximum(node, 0), -1), -1)
+        return keep[..., None, :, :]
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        last_axis("Tree parents", self.parents, batch, L, "L")
+        if S < L:
+            raise ValueError(f"mask: Tree needs its L = {L} nodes among the keys, but S = {S}")
+
+    def _axes(self) -> tuple[tuple[int, ...], int]:
+        return self.parents.shape[:-1], 1

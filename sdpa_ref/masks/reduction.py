@@ -1,0 +1,67 @@
+"""The normal form of a mask: what every backend sees instead of mask objects."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sdpa_ref.masks.algebra import BooleanArray, Mask, joined
+from sdpa_ref.masks.band import EVERYTHING, Band
+from sdpa_ref.masks.grid import Grid
+from sdpa_ref.masks.intervals import Intervals, everything, intersection, normal_form
+
+
+class Normal(NamedTuple):
+    """What a mask comes to: three parts, to be joined by "and".
+
+    Attributes
+    ----------
+    visible : Band, Intervals or None
+        The keys that a row sees; None for all.
+    arrays : tuple of BooleanArray
+    rules : tuple of Mask
+        What neither intervals nor arrays can say.
+    """
+
+    visible: Band | Intervals | None = None
+    arrays: tuple[BooleanArray, ...] = ()
+    rules: tuple[Mask, ...] = ()
+
+
+def normal(mask: Mask, grid: Grid) -> Normal:
+    """Return the normal form of a mask."""
+    if grid.documents is None:
+        band = mask._band()
+        if band is not None:
+            return Normal(_placed(band, grid))
+    band, rows, arrays, rules = EVERYTHING, everything(grid.S), [], []
+    in_rows: list[Mask] = []
+    for part in joined(mask):
+        own = part._band() if grid.documents is None else None
+        both = None if own is None else band.intersection(own)
+        if both is not None:
+            band = both
+            continue
+        pieces = part._rows(grid)
+        if pieces is not None:
+            rows = intersection(rows, pieces)
+            in_rows.append(part)
+        elif isinstance(part, BooleanArray):
+            arrays.append(part)
+        else:
+            rules.append(part)
+    if not in_rows:
+        return Normal(_placed(band, grid), tuple(arrays), tuple(rules))
+    rows = intersection(rows, band.on(grid.positions, 0)) if band is not EVERYTHING else rows
+    intervals, exact = normal_form(rows, grid.S, (*grid.batch, grid.L))
+    if not exact:
+        rules += [part for part in joined(mask) if part not in arrays and part not in rules]
+    all_keys = (intervals.start == 0).all() and (intervals.stop == grid.S).all()
+    return Normal(None if all_keys else intervals, tuple(arrays), tuple(rules))
+
+
+def _placed(band: Band, grid: Grid) -> Band | None:
+    """Return the band with its queries where they stand, None for one that drops no key."""
+    if band is EVERYTHING:
+        return None
+    offset = grid.offset
+    return Band(offset if type(offset) is int else np.asarray(offset), *band[1:])
