@@ -229,12 +229,15 @@ class Problem(NamedTuple):
             wide = self.bias.astype(np.float64)
             total = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
         if self.slopes is not None:
-            positions = self.positions
-            if positions is None:
-                positions = np.arange(self.L) + np.asarray(self.offset)[..., None]
-            distance = np.abs(positions[..., None, :, None] - np.arange(self.S))
-            total = total - module_of(self.kind).asarray(self.slopes)[:, None, None] * module_of(self.kind).asarray(distance)
+            total = total - module_of(self.kind).asarray(self.slopes[:, None, None] * self.distances())
         return total
+
+    def distances(self) -> Any:
+        """Return how far each key is from each query's position, a NumPy array that broadcasts to the scores."""
+        positions = self.positions
+        if positions is None:
+            positions = np.arange(self.L) + np.asarray(self.offset)[..., None]
+        return np.abs(positions[..., None, :, None] - np.arange(self.S))
 
     def indices(self) -> tuple[Array, Array, Array, Array]:
         """Return b, h, i and j as `score_mod` counts them, arrays that broadcast to the scores."""

@@ -65,10 +65,11 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
 def stages(problem: Problem) -> Stages:
     """Return every stage, in canonical order."""
     p = problem.rows(0, problem.L)  # mask and bias as arrays
-    q, k, v = wide(p.query), per_head(p, p.key), per_head(p, p.value)
+    q, k = groups(p, wide(p.query)), wide(p.key)[..., None, :, :]  # a group of query heads reads one key head
+    v = (np.empty((*p.key.shape[:-1], 0)) if p.value is None else wide(p.value))[..., None, :, :]
     with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
         # 1. the scores
-        raw = q @ k.swapaxes(-1, -2)
+        raw = heads(p, q @ k.swapaxes(-1, -2))
         scaled = p.scale * raw
         # 2. the soft cap
         capped = scaled if p.softcap is None else p.softcap * np.tanh(scaled / p.softcap)
@@ -91,7 +92,8 @@ def stages(problem: Problem) -> Stages:
         # 8. the output
         if p.dropout is not None:
             weights = weights * np.where(p.dropout.keep(s.shape, first_row=p.first_row), p.dropout.factor, 0)
-        output = mixed(weights, keep & (s.max(-1, initial=-np.inf) > -np.inf)[..., None], v)
+        seen = keep & (s.max(-1, initial=-np.inf) > -np.inf)[..., None]
+        output = heads(p, mixed(groups(p, weights), groups(p, seen), v))
     return Stages(raw, scaled, capped, s, keep, lse, weights, output)
 
 
@@ -100,11 +102,14 @@ def wide(array: Array) -> Array:
     return np.array(array, np.float64, order="C")
 
 
-def per_head(p: Problem, array: Array | None) -> Array:
-    """Return keys or values once for each query head, (..., Hq, S, width)."""
-    if array is None:
-        return np.empty((*p.key.shape[:-3], p.Hq, p.S, 0))
-    return wide(array).repeat(p.group, axis=-3)[..., : p.Hq, :, :]
+def groups(p: Problem, array: Array) -> Array:
+    """Return (..., Hq, x, y) as (..., Hkv, group, x, y): query head h reads key head h // group."""
+    return array.reshape(*array.shape[:-3], p.Hkv, p.group, *array.shape[-2:])
+
+
+def heads(p: Problem, array: Array) -> Array:
+    """Return (..., Hkv, group, x, y) as (..., Hq, x, y)."""
+    return array.reshape(*array.shape[:-4], p.Hq, *array.shape[-2:])
 
 
 def mixed(weights: Array, seen: Array, value: Array) -> Array:

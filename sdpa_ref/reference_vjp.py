@@ -12,14 +12,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order and float64, those of broadcast inputs and bias not yet summed."""
+    groups, heads, mixed, wide = reference.groups, reference.heads, reference.mixed, reference.wide
     p, s = problem.rows(0, problem.L), reference.stages(problem)
-    q, k, v = reference.wide(p.query), reference.per_head(p, p.key), reference.per_head(p, p.value)
-    d_output, d_lse = reference.wide(grad_output), 0.0 if grad_lse is None else reference.wide(grad_lse)[..., None]
+    q, k, v = groups(p, wide(p.query)), wide(p.key)[..., None, :, :], wide(p.value)[..., None, :, :]
+    d_output, d_lse = groups(p, wide(grad_output)), 0.0 if grad_lse is None else wide(grad_lse)[..., None]
     with np.errstate(all="ignore"):
         seen = s.keep & (s.biased.max(-1, initial=-np.inf) > -np.inf)[..., None]
         # through the weighted sum and dropout
         weights = np.where(seen, (s if p.dropout is None else reference.stages(p._replace(dropout=None))).weights, 0)
-        d_weights = d_output @ v.swapaxes(-1, -2)
+        d_weights = heads(p, d_output @ v.swapaxes(-1, -2))
         if p.dropout is not None:
             kept = p.dropout.keep(weights.shape, first_row=p.first_row)
             d_weights = np.where(kept, d_weights * p.dropout.factor, 0)
@@ -38,14 +39,9 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
         if p.softcap is not None:
             d_score = np.where(seen, d_score * (1 - (s.capped / p.softcap) ** 2), 0)
         # through the product of query and key
-        d_score = p.scale * d_score
-        d_query = reference.mixed(d_score, seen, k)
-        d_key = reference.mixed(d_score.swapaxes(-1, -2), seen.swapaxes(-1, -2), q)
-        d_value = reference.mixed(s.weights.swapaxes(-1, -2), seen.swapaxes(-1, -2), d_output)
-    return Gradients(d_query, _per_key_head(p, d_key), _per_key_head(p, d_value), d_bias, d_sink)
-
-
-def _per_key_head(p: Problem, gradient: Array) -> Array:
-    """Return the sum over the query heads that read one key head."""
-    total: Array = gradient.reshape(*gradient.shape[:-3], p.Hkv, p.group, *gradient.shape[-2:]).sum(-3)
-    return total
+        d_score, seen, mixing = (groups(p, x) for x in (p.scale * d_score, seen, s.weights))
+        seen_by = seen.swapaxes(-1, -2)
+        d_query = heads(p, mixed(d_score, seen, k))
+        d_key = mixed(d_score.swapaxes(-1, -2), seen_by, q).sum(-3)
+        d_value = mixed(mixing.swapaxes(-1, -2), seen_by, d_output).sum(-3)
+    return Gradients(d_query, d_key, d_value, d_bias, d_sink)

@@ -123,7 +123,7 @@ def _arrays(query: Array, key: Array, value: Array, layout: Any) -> tuple[Arrays
                 arrays = arrays_of(whose, layout, query.dtype, q[:-2], q[-1], key.dtype, k[:-2], k[-1],
                                    value.dtype, v[:-2], v[-1])  # fmt: skip
                 return arrays, q[-2], k[-2]
-        else:
+        elif layout in ("HLE", "LHE"):
             (q, L, E), (k, S, width) = _axes(query, layout), _axes(key, layout)
             if value is None:
                 return arrays_of(whose, layout, query.dtype, q, E, key.dtype, k, width, None, (), 0), L, S

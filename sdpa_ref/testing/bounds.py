@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.problem import Problem
+from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -118,14 +118,14 @@ def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
     if p.bias is not None or p.slopes is not None:
         terms, most = abs(exact.capped), float(finfo(p.acc_dtype).max)
         if p.slopes is not None:
-            terms = terms + abs(p.slopes[:, None, None] * (p.positions[..., None, :, None] - np.arange(p.S)))
+            terms = terms + abs(p.slopes[:, None, None] * p.distances())
         if p.bias is not None:
             harmless = terms < u * most / 2  # a bias at the end of the range stays there
             terms = terms + abs(np.clip(wide(p.bias), -most, most))
             largest = np.where(harmless, largest, np.maximum(largest, terms))
         largest, error = np.maximum(largest, terms if p.bias is None else 0), error + 4 * u * terms
     if p.score_mod is not None:
-        score, indices = reference._biased(exact.capped, p), reference._indices(p)
+        score, indices = exact.capped + p.added(), p.indices()
         end = np.finfo(np.float64).max
         moved = (np.clip(x, -end, end) for x in (score, score + error, score - error))
         here, above, below = (p.score_mod(x, *indices) for x in moved)

@@ -6,7 +6,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.problem import NO_VALUE, Problem
+from sdpa_ref._problem import NO_VALUE, pose
+from sdpa_ref.backend import Problem
 from sdpa_ref.testing import bounds
 from sdpa_ref.testing.straight import straight
 
@@ -89,13 +90,13 @@ def error_budget(
            [0.33, 0.67]]), True)
     """
     value = NO_VALUE if value is None and what != "output" else value
-    problem = Problem.of(query, key, value, **options)
+    problem, caller = pose(query, key, value, **options)
     p = problem.rows(0, problem.L)
     exact = reference.stages(p)
     expected: Array = getattr(exact, what)
     dtype = p.acc_dtype if what == "lse" else p.dtype
     if precision is not None:
-        p = p._replace(acc_dtype=np.dtype(precision))
+        p = p._replace(form=p.form._replace(acc_dtype=np.dtype(precision)))
         if p.acc_dtype.kind != "f" or p.acc_dtype.itemsize > 8:
             raise ValueError(f"precision must be float16, float32 or float64, got {precision!r}")
     with np.errstate(all="ignore"):
@@ -107,7 +108,7 @@ def error_budget(
         small = empirical(own, truth, expected, dtype)
     modest = bool(score <= _MODEST) and expected.size >= _MANY and not merges
     modest = modest and not _alike(exact.biased, -1) and not (p.value is not None and _alike(p.value, -2))
-    shaped = _to_caller(problem, what)
+    shaped = {"output": caller.turned, "lse": caller.lse, "weights": caller.weights}[what]
     return Budget(shaped(expected), dtype, shaped(bound), small, modest)
 
 
@@ -144,10 +145,3 @@ def _bound(p: Problem, exact: reference.Stages, what: What, merges: int) -> Arra
     if what == "weights":
         return bounds.weights_bound(p, exact, s)
     return (bounds.output_bound if what == "output" else bounds.lse_bound)(p, exact, s, merges)
-
-
-def _to_caller(problem: Problem, what: What) -> Any:
-    """Return the function that brings a canonical result into the caller's shape."""
-    if what == "weights":
-        return lambda array: array[0] if problem.headless else array
-    return lambda array: problem.to_caller(array, rows_last=what == "lse")

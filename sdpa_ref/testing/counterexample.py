@@ -10,7 +10,8 @@ import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref import reference
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import Caller, pose
+from sdpa_ref.backend import Problem
 from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.judge import Failure
@@ -95,8 +96,8 @@ def saved(directory: Path, name: str, command: str, failure: Failure, diagnosis:
     script, archive = directory / f"{stem}.py", directory / f"{stem}.npz"
     text = {"title": f"{name}: attention that fails", "message": described(failure, diagnosis), "command": command}
     script.write_text(_SCRIPT.format(**{key: _harmless(value) for key, value in text.items()}), encoding="utf-8")
-    problem = Problem.of(*failure.case.arrays, **failure.case.options)
-    np.savez(archive, **_numbers(problem, failure))
+    problem, caller = pose(*failure.case.arrays, **failure.case.options)
+    np.savez(archive, **_numbers(problem, caller, failure))
     reason = _not_in_onnx(problem, failure)
     if reason:
         return [script, archive], reason
@@ -155,7 +156,7 @@ def _harmless(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _numbers(p: Problem, failure: Failure) -> dict[str, Any]:
+def _numbers(p: Problem, caller: Caller, failure: Failure) -> dict[str, Any]:
     """Return what the script reads: arrays in canonical order, and everything added to the scores as one bias."""
     whole = p.rows(0, p.L)
     exact = reference.stages(whole)
@@ -173,15 +174,15 @@ def _numbers(p: Problem, failure: Failure) -> dict[str, Any]:
     if p.dropout is not None:
         found["dropout"] = p.dropout.factor * p.dropout.keep(exact.keep.shape)
     if failure.got is not None and failure.what == "output":
-        canonical = _to_canonical(p)
+        canonical = _to_canonical(caller)
         found |= {"got": canonical(failure.got), "limit": canonical(failure.limit)}
     return found
 
 
-def _to_canonical(p: Problem) -> Callable[[Any], Array]:
-    if p.headless:
+def _to_canonical(caller: Caller) -> Callable[[Any], Array]:
+    if caller.headless:
         return lambda array: array[None]
-    return lambda array: array.swapaxes(-2, -3) if p.layout == "LHE" else array
+    return lambda array: array.swapaxes(-2, -3) if caller.layout == "LHE" else array
 
 
 def _not_in_onnx(p: Problem, failure: Failure) -> str:

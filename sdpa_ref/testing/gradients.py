@@ -15,8 +15,8 @@ import numpy as np
 
 from sdpa_ref import reference
 from sdpa_ref.arrays import as_array, is_float
-from sdpa_ref.gradients import Gradients, to_caller
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import differentiable, pose
+from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.testing import bounds
 from sdpa_ref.testing.bounds import gamma, per_head, unit, wide
 from sdpa_ref.testing.budget import Budget, rounded
@@ -47,13 +47,13 @@ def gradient_budget(
            [0.33, 0.67]])
     """
     bias, sink = options.get("bias"), options.get("sink")
-    problem = Problem.of(query, key, value, **options).differentiable()
-    incoming = problem.incoming(grad_output, grad_lse)
+    problem, caller = pose(query, key, value, **options)
+    incoming = caller.incoming(differentiable(problem), grad_output, grad_lse)
     given = query, key, value, bias, sink
     as_wide = tuple(map(_widened, given))
-    exact = to_caller(reference.vjp(problem, *incoming), problem, *as_wide)
+    exact = caller.gradients(reference.vjp(problem, *incoming), *as_wide)
     with np.errstate(all="ignore"):
-        bound = to_caller(_bounds(problem.rows(0, problem.L), *incoming), problem, *as_wide)
+        bound = caller.gradients(_bounds(problem.rows(0, problem.L), *incoming), *as_wide)
     terms = problem.B * max(problem.group, problem.Hq)  # the longest sum over broadcast axes
 
     def budget(expected: Any, allowed: Any, like: Any) -> Any:
@@ -117,7 +117,7 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     dS = w * (dP + D + d_lse)
     dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (1 + dP + D + d_lse), 0)
     if p.score_mod is not None:
-        inner = abs(p.score_mod.derivative(reference._biased(exact.capped, p), *reference._indices(p)))  # type: ignore[attr-defined]
+        inner = abs(p.score_mod.derivative(exact.capped + p.added(), *p.indices()))  # type: ignore[attr-defined]
         dS, dS_error = inner * dS, inner * dS_error + 16 * u * dS
     d_bias = np.where(seen, dS_error + u * dS, 0)
     if p.softcap is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import pose
 from sdpa_ref.testing.budget import Budget, What, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Array, Case
@@ -130,14 +130,14 @@ def against(got: Any, budget: Budget, case: Case, what: str) -> Failure | None:
 
 def empty_rows(case: Case, what: str = "output") -> tuple[Array, Array]:
     """Return, over the rows of the result, which see no key, and which of them for the mask alone."""
-    problem = Problem.of(*case.arrays, **case.options)
+    problem, caller = pose(*case.arrays, **case.options)
     whole = problem.rows(0, problem.L)
     scores = reference.stages(whole).biased  # -inf where a key is dropped
-    empty, masked = ~(scores > -np.inf).any(-1), ~reference._visible(whole._replace(bias=None)).any(-1)
+    empty, masked = ~(scores > -np.inf).any(-1), ~whole._replace(bias=None).kept().any(-1)
     pair = np.asarray(empty), np.asarray(masked)
     if what == "weights":
-        return (pair[0][0], pair[1][0]) if problem.headless else pair
-    return problem.to_caller(pair[0], rows_last=True), problem.to_caller(pair[1], rows_last=True)
+        return caller.weights(pair[0]), caller.weights(pair[1])
+    return caller.lse(pair[0]), caller.lse(pair[1])
 
 
 def excuse(failure: Failure, claims: Capabilities) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import pose
+from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
 from sdpa_ref.testing.bounds import per_head, wide
 from sdpa_ref.testing.budget import error_budget
@@ -73,7 +74,7 @@ def visible(case: Case) -> dict[str, bool]:
     """
     if case.query.size * case.key.size * case.value.size == 0 or "dropout" in case.options:
         return {}
-    problem = Problem.of(*case.arrays, **case.options)
+    problem, caller = pose(*case.arrays, **case.options)
     whole = problem.rows(0, problem.L)
     exact = reference.stages(whole)
     limit = error_budget(*case.arrays, **case.options).limit
@@ -84,7 +85,7 @@ def visible(case: Case) -> dict[str, bool]:
             if changed is None:
                 continue
             output = _output(whole, *changed)
-            error = problem.to_caller(abs(output - exact.output))
+            error = caller.turned(abs(output - exact.output))
         if error.any():
             found[name] = bool((error > limit).any())
     return found

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,17 +48,9 @@ def scores(p: Problem, keep: Array, acc: Any) -> Array:
     s = acc.type(p.scale) * (p.query.astype(acc) @ _per_head(p.key, p).astype(acc).swapaxes(-1, -2))
     if p.softcap is not None:
         s = acc.type(p.softcap) * np.tanh(s / acc.type(p.softcap))
-    if p.bias is not None:
-        bias = p.bias.astype(np.float64)
-        most = float(np.finfo(p.acc_dtype).max)
-        s = s + np.where(np.isfinite(bias), np.clip(bias, -most, most), bias).astype(acc)
-    if p.slopes is not None:
-        distance = abs(p.positions[..., None, :, None] - np.arange(p.S)).astype(acc)
-        s = s - p.slopes.astype(acc)[:, None, None] * distance
+    s = s + np.asarray(p.added()).astype(acc)
     if p.score_mod is not None:
-        b = np.arange(p.B).reshape(*p.batch, 1, 1, 1)
-        rows = np.arange(p.first_row, p.first_row + p.L)[:, None]
-        s = p.score_mod(s, b, np.arange(p.Hq)[:, None, None], rows, np.arange(p.S))
+        s = p.score_mod(s, *p.indices())
     masked: Array = np.where(keep, s, acc.type(-np.inf))
     return masked
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import pose
 from sdpa_ref.reference import stages
 from sdpa_ref.testing.bounds import wide
 from sdpa_ref.testing.budget import error_budget
@@ -26,7 +26,7 @@ def contenders() -> dict[str, Callable[[Case], Array]]:
     """Return what solves a case, by name: the plain formula, tiles with an online softmax, and compiled kernels."""
 
     def plain(case: Case) -> Array:
-        p = Problem.of(*case.arrays, **case.options).rows(0, case.query.shape[-2])
+        p = pose(*case.arrays, **case.options)[0].rows(0, case.query.shape[-2])
         return straight(p, stages(p).keep, p.acc_dtype).output.astype(p.dtype)
 
     tiled = target_of(Kernel()).forward

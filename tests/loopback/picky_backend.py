@@ -2,7 +2,9 @@
 
 from loopback_backend import ARRAYS, forward, unavailable
 
-__all__ = ["ARRAYS", "forward", "unavailable", "unsupported"]
+__all__ = ["ARRAYS", "TASKS", "forward", "unavailable", "unsupported"]
+
+TASKS = frozenset()
 
 
 def unsupported(problem) -> str:
