@@ -6,8 +6,6 @@ from numba.extending import intrinsic
 
 from .emit import I64
 
-ONE = ir.Constant(I64, 1)
-
 
 def word(builder, address):
     """Return the LLVM pointer to the integer at `address`."""
@@ -15,23 +13,13 @@ def word(builder, address):
 
 
 @intrinsic
-def next_task(_, counter):
-    """Return the counter's number and add one to it."""
+def add(_, address, number):
+    """Add a number, visibly after all that this thread wrote before, and return what was there."""
 
     def generate(context, builder, signature, arguments):
-        return builder.atomic_rmw("add", word(builder, arguments[0]), ONE, "monotonic")
+        return builder.atomic_rmw("add", word(builder, arguments[0]), arguments[1], "acq_rel")
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def count(_, address):
-    """Add one, visibly after all that this thread wrote before, and return the old number."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.atomic_rmw("add", word(builder, arguments[0]), ONE, "acq_rel")
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import pullback
-from .atomic import count, next_task
+from .atomic import add
 from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
@@ -15,6 +15,7 @@ from .plan import NUMBERS
 from .pullback import Block, Tile
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .simd import allocate, load_int64, loader, record_reader, release, splatter, storer
+from .tasks import OVERHEAD, next_task, proceed
 from .views import batch, data, stride
 
 BACKWARD = np.dtype(
@@ -175,7 +176,7 @@ def kernel(sizes, general):
             turn_out(sums + r * size, across, min(lanes, tile.filled - r), p.E, to, p.E * size, size)
 
     @compiled
-    def pull(counter, plan, memory, arrays):
+    def pull(worker, plan, memory, arrays):
         """Compute dQ, dK and dV, and dS where it is asked for."""
         p, a = read_numbers(plan), arrays_at(arrays)
         own = p.chunks if p.split == 1 else 1  # chunks of a task
@@ -186,16 +187,22 @@ def kernel(sizes, general):
         work = (scratch + 63) & -64
         states = work + work_bytes
         blocks = states + p.strip * tile_bytes(p)
-        task = next_task(counter)
+        pack_work = 2 * block * (p.E + p.Ev + OVERHEAD)
+        task = next_task(worker)
         while task < p.units * p.split:
             unit, index = task // p.split, task % p.split
             b, kv = unit // p.Hkv, unit % p.Hkv
             key0, key1 = index * own * p.chunk, min((index + 1) * own * p.chunk, p.S)
             shares = memory + p.counters + unit * p.split * tiles * sum_bytes
             for j0 in range(key0, key1, block):
+                if not proceed(worker, pack_work):
+                    break
                 pack_block(p, a, b, kv, j0, blocks + (j0 - key0) // block * p.block_bytes)
             for first in range(0, tiles, p.strip):
+                if not proceed(worker, 0):
+                    break
                 last = min(first + p.strip, tiles)
+                pass_work = 3 * (last - first) * p.width * block * (p.E + p.Ev + OVERHEAD)
                 low, high, gap_start, gap_stop = p.S, np.int64(0), np.int64(0), p.S
                 for x in range(first, last):
                     tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)
@@ -208,6 +215,8 @@ def kernel(sizes, general):
                     for j0 in range(start, stop, block):
                         if gap_start <= j0 and j0 + block <= gap_stop:
                             continue
+                        if not proceed(worker, pass_work):
+                            break
                         keys = block_at(p, blocks + (j0 - key0) // block * p.block_bytes)
                         for x in range(first, last):
                             tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)
@@ -233,13 +242,13 @@ def kernel(sizes, general):
                 rows, row = min(block, p.S - j0), (b * p.Hkv + kv) * p.S + j0
                 unpack(rows, p.E, keys.d_keys, p.E_row * size, data(a.d_key) + row * p.E * size)
                 unpack(rows, p.Ev, keys.d_values, p.Ev_row * size, data(a.d_value) + row * p.Ev * size)
-            if p.split > 1 and count(memory + 8 * unit) == p.split - 1:
+            if p.split > 1 and add(memory + 8 * unit, 1) == p.split - 1:
                 for x in range(tiles):
                     tile = tile_at(p, states, b, kv, x)
                     for other in range(p.split):
                         absorb(p, tile, shares + (other * tiles + x) * sum_bytes, other == 0)
                     write_rows(p, a, tile, tile.whole)
-            task = next_task(counter)
+            task = next_task(worker)
         release(scratch)
 
     return pull

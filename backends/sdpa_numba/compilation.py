@@ -4,6 +4,7 @@ Numba optimises every function with all that it calls, and so the innermost loop
 stays as it is; the kernel links all parts below it and is optimised as a whole, which takes a third of the time.
 """
 
+from functools import cached_property
 from inspect import signature
 from types import FunctionType
 from uuid import uuid4
@@ -33,8 +34,10 @@ from numba.core.untyped_passes import (
 
 from .atomic import words
 from .cache import jit
+from .call import ARGUMENTS, CALL
+from .simd import load_int64
 
-SIGNATURE = (numba.int64,)  # of every kernel: the address of a call
+SIGNATURE = (numba.int64,)  # of every kernel: the address of a worker
 STAGES = [
     TranslateByteCode, FixupArgs, IRProcessing, RewriteSemanticConstants, DeadBranchPrune, GenericRewrites,
     ReconstructSSA, NopythonTypeInference, PreLowerStripPhis, IRLegalization, NativeLowering, NoPythonBackend,
@@ -120,33 +123,35 @@ def part(function):
     return numba.njit(error_model="numpy", **options)(function)
 
 
-class Kernel:
-    """A compiled kernel: `dispatcher` runs a call from Python, the code at `address` from anywhere.
+def native(dispatcher, c=False):
+    """Return where the machine code of a function of one address begins, to be called as Numba or as C does."""
+    with global_compiler_lock:  # a fork waits for it, but not for llvmlite's own lock
+        dispatcher.compile(SIGNATURE)
+        compilation = dispatcher.overloads[SIGNATURE]
+        names = compilation.fndesc
+        return compilation.library.get_pointer_to_function(
+            names.llvm_cfunc_wrapper_name if c else names.llvm_func_name
+        )
 
-    A call is known by its address, where its counter lies, then whether it failed, then the arguments.
-    """
+
+class Kernel:
+    """A compiled kernel, which takes the address of a worker."""
 
     def __init__(self, dispatcher):
         self.dispatcher = dispatcher
-        self._address = 0
 
-    @property
+    @cached_property
     def address(self):
         """Where the machine code begins, which is compiled or loaded by then."""
-        if not self._address:
-            with global_compiler_lock:  # a fork waits for it, but not for llvmlite's own lock
-                self.dispatcher.compile(SIGNATURE)
-                compilation = self.dispatcher.overloads[SIGNATURE]
-                self._address = compilation.library.get_pointer_to_function(compilation.fndesc.llvm_func_name)
-        return self._address
+        return native(self.dispatcher)
 
 
 def kernel(function):
-    """Return `function`, of a counter and further integers, compiled with all its parts, and cached on disk."""
+    """Return `function`, of a worker and further integers, compiled with all its parts, and cached on disk."""
     inner, arguments = part(function), words(len(signature(function).parameters) - 1)
 
-    def entry(call):
-        inner(call, *arguments(call + 16))
+    def entry(worker):
+        inner(worker, *arguments(load_int64(worker + CALL) + ARGUMENTS))
 
     entry.__name__ = entry.__qualname__ = function.__name__
     return Kernel(jit(pipeline_class=KernelCompiler)(entry))

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from . import elementary
-from .atomic import count, next_task
+from .atomic import add
 from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
@@ -19,6 +19,7 @@ from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, at, keeps, place, rows_at, visible
 from .simd import allocate, fma, lane, loader, record_reader, release, select, splatter, storer, sum_fours
+from .tasks import OVERHEAD, next_task, proceed
 from .unrolled import tiler
 from .views import arrays, batch, data, stride
 
@@ -74,7 +75,7 @@ def kernel(dtype, sizes):
     pack_values = value_packer(dtype, acc, lanes)
     four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
     four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
-    add, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
+    add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -168,7 +169,7 @@ def kernel(dtype, sizes):
             if in_place:
                 add_in_place(n, t + x * size, source, row, steps, sums, width)
             elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
-                add(n, t + x * size, values, width * size, steps, sums, width)
+                add_packed(n, t + x * size, values, width * size, steps, sums, width)
             else:
                 add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
 
@@ -203,7 +204,7 @@ def kernel(dtype, sizes):
             write_row(p, a, b, rows, r, m, z, sums)
 
     @compiled
-    def attend(counter, plan, memory, query, key, value, out, others):
+    def attend(worker, plan, memory, query, key, value, out, others):
         """Compute all chunks and merge their states: maxima, sums, and sums of weighted values."""
         p = read_numbers(plan)
         a = arrays(query, key, value, out, others)
@@ -217,9 +218,10 @@ def kernel(dtype, sizes):
         queries = values + STEP * width * size
         own = queries + n * p.E * size
         rows = rows_at(own + state_bytes, n)
-        task = next_task(counter)
+        task = next_task(worker)
         while task < p.B * p.Hkv * max(chunks, 1):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
+            proceed(worker, n * chunk * (p.E + p.Ev + OVERHEAD))
             b, kv = unit // p.Hkv, unit % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
             states = memory + p.counters + unit * chunks * state_bytes
@@ -251,9 +253,9 @@ def kernel(dtype, sizes):
             if chunks < 2:
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
-            elif count(memory + 8 * unit) == chunks - 1:
+            elif add(memory + 8 * unit, 1) == chunks - 1:
                 merge(p, a, b, rows, n, states, state_bytes, chunks, width)
-            task = next_task(counter)
+            task = next_task(worker)
         release(scratch)
 
     return attend

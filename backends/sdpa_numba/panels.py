@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from . import softmax, tiles
-from .atomic import count, look, next_task
+from .atomic import add, look
 from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
@@ -13,6 +13,7 @@ from .pack import transposing, value_packer
 from .plan import NUMBERS
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .simd import allocate, record_reader, release, splatter, storer
+from .tasks import OVERHEAD, next_task, proceed
 from .tiles import Tile
 from .views import arrays, batch, stride
 
@@ -119,31 +120,34 @@ def kernel(dtype, sizes, general, score_mod):
                     attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
 
     @compiled
-    def attend(counter, plan, memory, query, key, value, out, others):
+    def attend(worker, plan, memory, query, key, value, out, others):
         """Compute all strips: output, lse and weights, as far as they have somewhere to go."""
         p = read_numbers(plan)
         a = arrays(query, key, value, out, others)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, memory + p.counters
+        pack_work = block * (p.E + p.Ev + OVERHEAD)
         work_bytes = (lanes + 2) * widest * size
         scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
         t = (scratch + 63) & -64
         work = t + block * widest * size
         own = work + work_bytes
         states = own + p.block_bytes
-        task = next_task(counter)
+        task = next_task(worker)
         while task < packing:
             unit = task // blocks
             pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
-            count(memory + 8 * unit)
-            task = next_task(counter)
+            add(memory + 8 * unit, 1)
+            proceed(worker, pack_work)
+            task = next_task(worker)
         while task < packing + p.units * p.strips:
             unit, strip = (task - packing) // p.strips, p.strips - 1 - (task - packing) % p.strips
             b, head = unit // heads, unit % heads * p.fold
             kv, first = head // p.group, strip * p.strip
-            while p.packed and look(memory + 8 * (b * p.Hkv + kv)) < blocks:
+            while p.packed and look(memory + 8 * (b * p.Hkv + kv)) < blocks and proceed(worker, OVERHEAD):
                 pass  # somebody else is at it
             last = min(first + p.strip, p.tiles)
+            pass_work = (last - first) * widest * block * (p.E + p.Ev + OVERHEAD)
             low, high, gap_start, gap_stop = p.S, np.int64(0), np.int64(0), p.S
             for index in range(first, last):
                 tile = tile_at(p, states, index, first)
@@ -153,9 +157,13 @@ def kernel(dtype, sizes, general, score_mod):
                 gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
             for weigh in range(2 if general and a.weights else 1):
                 for chunk0 in range(low - low % chunk, high, chunk):
+                    if not proceed(worker, 0):
+                        break
                     for j0 in range(max(chunk0, low - low % block), min(chunk0 + chunk, high), block):
                         if gap_start <= j0 and j0 + block <= gap_stop:
                             continue
+                        if not proceed(worker, pass_work):
+                            break
                         keys = own
                         if p.packed:
                             keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
@@ -171,7 +179,7 @@ def kernel(dtype, sizes, general, score_mod):
                 if not weigh:
                     for index in range(first, last):
                         write_rows(p, a, b, tile_at(p, states, index, first))
-            task = next_task(counter)
+            task = next_task(worker)
         release(scratch)
 
     return attend

@@ -3,171 +3,252 @@
 A kernel takes task numbers from a counter until none is left. Whoever joins in helps and whoever is late finds nothing
 to do, so a caller never depends on a helper: while all of them are busy with somebody else's tasks, it works alone.
 
-A helper waits in compiled code, without the GIL, for a job in its box: taking it over costs less than a microsecond.
-Only after a while without any it sleeps, and then waking it costs 30 to 60.
+All of a call is one compiled function: inviting helpers, working, and waiting until none of them can see the caller's
+arrays any more. No exception can come in between. Only the calling thread ever runs Python there: it polls for signals,
+and what a handler raises stops the call before it leaves.
+
+A helper is a thread of the operating system, and never runs Python: nothing can be raised in it. It looks for a job
+for a while, which costs who has one less than a microsecond, and then sleeps.
 """
 
 import ctypes
 import os
 import struct
 import threading
-import time
 from array import array
-from contextlib import suppress
 from functools import cache
-from math import ceil, inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numba import types
 from numba.core.compiler_lock import global_compiler_lock
+from numba.extending import intrinsic
 
-from .atomic import invoke, look, next_task, publish, replace
+from .atomic import add, invoke, look, publish, replace
 from .cache import jit
+from .call import (
+    ARGUMENTS, BUSY, CALL, CREDIT, GOES_ON, HELPERS, INTERVAL, KERNEL, LAST, NO_MEMORY, ORPHANED, OWN, POLL, POOL,
+    RAISED, STATE, STOP,
+)  # fmt: skip
+from .compilation import native
+from .limits import get_num_threads, look_again, set_num_threads
+from .processor import IEEE, float_state, set_float_state, ticks
 from .simd import load_int64, storer
+from .tasks import WORK, proceed
 
-__all__ = ["get_num_threads", "next_task", "run", "set_num_threads"]
+__all__ = ["get_num_threads", "run", "set_num_threads"]
 
-VARIABLE = "SDPA_REF_NUM_THREADS"
-PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
 MOST = 1024  # helpers
-IDLE, ASLEEP, CLAIMED, READY, RUNNING, DONE = range(6)  # states of a box; from CLAIMED to DONE a job lies in it
-KERNEL, CALL, RING = 8, 16, 24  # what a box holds besides its state; RING: whether its helper has to be woken
-BOX = 128  # bytes, so that no two helpers share a cache line
-FAILED = 8  # where a call notes that memory was lacking, behind the counter of its tasks; arguments follow
+PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
+SPIN = 25_000  # looks at a call that helpers have not left, before the caller gives way to other threads
+SHARE = 8  # of the time, polls take at most one part in so many, however long other threads keep the GIL
 
+# The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, and whether a fork has left this
+# memory without helpers. Then the boxes: a helper's state or the call that it is invited to, its bell, and its worker.
+SERVE, POLLS, MAIN, FORKED = 0, 8, 16, 24
+BELL, WORKER = 8, 16
+BOX = 128  # bytes, so that no two helpers share a cache line
+NOBODY, IDLE, ASLEEP, RUNNING = range(4)  # states; an address is more
+
+_address, _identity = types.int64, types.uint32 if os.name == "nt" else types.uint64
+
+
+def _function(name: str, result: Any, *parameters: Any) -> Any:
+    """Return a C function of the interpreter or the system; none of them needs the GIL."""
+    return types.ExternalFunction(name, result(*parameters))
+
+
+_allocate_lock = _function("PyThread_allocate_lock", _address)
+_acquire_lock = _function("PyThread_acquire_lock", types.int32, _address, types.int32)
+_release_lock = _function("PyThread_release_lock", types.void, _address)
+_start_thread = _function("PyThread_start_new_thread", _identity, _address, _address)
+_this_thread = _function("PyThread_get_thread_ident", _identity)
+_give_way = _function("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32)
+_take_gil = _function("PyGILState_Ensure", types.int32)
+_leave_gil = _function("PyGILState_Release", types.void, types.int32)
+_handle_signals = _function("PyErr_CheckSignals", types.int32)
 _store = storer("int64")
-_processor = getattr(ctypes.CDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+
+
+@intrinsic
+def _leave_if(_, raised):  # type: ignore[no-untyped-def]
+    """Return from the compiled function, if an exception is set, as a function does that has raised it."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        with builder.if_then(arguments[0]):
+            context.call_conv.return_exc(builder)
+        return context.get_dummy_value()
+
+    return types.void(types.boolean), generate
 
 
 @jit
 def _serve(box: int) -> None:
-    """Do the jobs that come, and return when none has come for a while: then the helper is to sleep."""
-    patience = PATIENCE
+    """Do the jobs that come, for ever; the thread ends with the process."""
+    set_float_state(IEEE)
+    worker, patience = box + WORKER, PATIENCE
     while True:
-        if look(box) == READY and replace(box, READY, RUNNING):
-            call = load_int64(box + CALL)
-            if invoke(load_int64(box + KERNEL), call):
-                publish(call + FAILED, 1)
-            publish(box, DONE)
+        call = look(box)
+        if call > RUNNING and replace(box, call, RUNNING):
+            _store(worker + CALL, call)
+            if invoke(load_int64(call + KERNEL), worker):
+                replace(call + STOP, GOES_ON, NO_MEMORY)
+            publish(box, IDLE)  # first of all: the next call finds it free
+            add(call + BUSY, -1)  # last of all: then the call may be gone
             patience = PATIENCE
         elif patience > 0:
             patience -= 1
-        elif replace(box, IDLE, ASLEEP) or look(box) == ASLEEP:
-            return
+        elif replace(box, IDLE, ASLEEP):
+            _acquire_lock(load_int64(box + BELL), 1)  # given back once, by who takes the box from here
+            patience = PATIENCE
 
 
 @jit
-def _offer(boxes: int, n: int, helpers: int, kernel: int, call: int) -> bool:
-    """Put a job into the boxes of so many helpers who have none, and return whether any of them has to be woken."""
-    ring = False
-    for box in range(boxes, boxes + n * BOX, BOX):
+def _hire(pool: int, box: int) -> bool:
+    """Start the helper of a box, and return whether the system has let us."""
+    bell = load_int64(box + BELL)
+    if bell == 0:
+        bell = _allocate_lock()
+        if bell == 0:
+            return False
+        _acquire_lock(bell, 1)
+        _store(box + BELL, bell)
+    thread = _start_thread(load_int64(pool + SERVE), box)
+    return thread != _identity(-1)
+
+
+@jit
+def _invite(pool: int, call: int) -> None:
+    """Put a call into the boxes of helpers who have none."""
+    missing = load_int64(call + HELPERS)
+    end = pool + BOX + min(missing, MOST) * BOX  # helpers are made up to here
+    for box in range(pool + BOX, pool + BOX + MOST * BOX, BOX):
         state = look(box)
-        if helpers > 0 and state <= ASLEEP and replace(box, state, CLAIMED):
-            _store(box + KERNEL, kernel)
-            _store(box + CALL, call)
-            _store(box + RING, np.int64(state == ASLEEP))
-            publish(box, READY)
-            ring |= state == ASLEEP
-            helpers -= 1
-    return ring
-
-
-@jit
-def _work(kernel: int, call: int) -> None:
-    """Do a job's tasks on this thread."""
-    if invoke(kernel, call):
-        publish(call + FAILED, 1)
-
-
-@jit
-def _withdraw(boxes: int, n: int, call: int) -> bool:
-    """Take a job out of all boxes and return whether that is done: a helper may be at work still."""
-    done, patience = True, PATIENCE
-    for box in range(boxes, boxes + n * BOX, BOX):
-        if load_int64(box + CALL) != call:
+        if missing <= 0 or (state == NOBODY and box >= end):
+            break
+        if state > ASLEEP:
             continue
-        while look(box) != DONE and not replace(box, READY, DONE) and patience > 0:
+        add(call + BUSY, 1)
+        if not replace(box, state, call):
+            add(call + BUSY, -1)
+            continue
+        if state == ASLEEP:
+            _release_lock(load_int64(box + BELL))
+        if state == NOBODY and not _hire(pool, box):
+            add(call + BUSY, -1)
+            publish(box, NOBODY)
+            break
+        missing -= 1
+
+
+@jit
+def _withdraw(pool: int, call: int) -> None:
+    """Take a call out of the boxes of helpers who have not come."""
+    for box in range(pool + BOX, pool + BOX + MOST * BOX, BOX):
+        state = look(box)
+        if state == NOBODY or look(call + BUSY) == 0:
+            break
+        if state == call and replace(box, call, IDLE):
+            add(call + BUSY, -1)
+
+
+@jit
+def _poll(worker: int) -> None:
+    """Let handlers of signals run, if this is the thread for them; what they raise stops the call."""
+    call = load_int64(worker + CALL)
+    pool, interval, start = load_int64(call + POOL), load_int64(worker + INTERVAL), ticks()
+    if load_int64(pool + MAIN) != np.int64(_this_thread()):
+        _store(worker + POLL, np.int64(0))
+    elif look(call + STOP) == GOES_ON:
+        set_float_state(load_int64(call + STATE))
+        gil = _take_gil()
+        if _handle_signals() != 0:
+            publish(call + STOP, RAISED)
+        _leave_gil(gil)
+        _store(call + STATE, float_state())
+        set_float_state(IEEE)
+        if look(pool + FORKED) != 0:  # a handler has returned in a child
+            _withdraw(pool, call)
+            if look(call + BUSY) > 0:
+                replace(call + STOP, GOES_ON, ORPHANED)
+    now = ticks()
+    worked, polled = start - load_int64(worker + LAST), now - start
+    interval = 2 * interval if polled * (SHARE - 1) > worked else max(interval // 2, WORK)
+    _store(worker + INTERVAL, interval)
+    _store(worker + CREDIT, interval)
+    _store(worker + LAST, now)
+
+
+@jit
+def _enter(call: int) -> int:
+    """Do a call and return why it has stopped: `GOES_ON` when everything is done."""
+    pool, worker = load_int64(call + POOL), call + OWN
+    _store(call + STATE, float_state())
+    set_float_state(IEEE)
+    _store(worker + CALL, call)
+    _store(worker + POLL, load_int64(pool + POLLS))
+    _store(worker + CREDIT, np.int64(WORK))
+    _store(worker + INTERVAL, np.int64(WORK))
+    _store(worker + LAST, ticks())
+    if load_int64(call + HELPERS) > 0:
+        _invite(pool, call)
+    if invoke(load_int64(call + KERNEL), worker):
+        replace(call + STOP, GOES_ON, NO_MEMORY)
+    if look(call + BUSY) > 0:
+        _withdraw(pool, call)
+    patience = SPIN
+    while look(call + BUSY) > 0 and look(pool + FORKED) == 0:
+        if patience > 0:
             patience -= 1
-        if look(box) != DONE:
-            done = False
-            continue
-        _store(box + CALL, np.int64(0))
-        publish(box, ASLEEP if load_int64(box + RING) else IDLE)
-    return done
-
-
-class _Helper:
-    """A thread that does the jobs in its box, and sleeps until its bell rings when none has come for a while."""
-
-    def __init__(self, box: int) -> None:
-        self.box, self.bell = box, threading.Lock()
-        self.bell.acquire()
-        self.processors = os.sched_getaffinity(0) if _processor else set()
-        self.thread = threading.Thread(target=self.work, name="sdpa_numba", daemon=True)
-        self.thread.start()
-
-    def work(self) -> None:
-        """Never return: a daemon thread ends with the process."""
-        while True:
-            _serve(self.box)
-            self.bell.acquire()
-            self._may_run_on(self.processors, 0)
-
-    def ring(self) -> None:
-        """Wake the helper, away from this thread's processor, where some schedulers would let it wait for us."""
-        if _processor:
-            self._may_run_on(self.processors - {_processor()}, self.thread.native_id or 0)
-        with suppress(RuntimeError):  # it was rung before and has not come yet
-            self.bell.release()
-
-    def _may_run_on(self, processors: set[int], thread: int) -> None:
-        if len(self.processors) > 1:
-            with suppress(OSError):  # it may not run there any more
-                os.sched_setaffinity(thread, processors)
+        else:
+            _give_way()
+            proceed(worker, WORK // 1000)
+    set_float_state(load_int64(call + STATE))
+    stop = look(call + STOP)
+    _leave_if(stop == RAISED)
+    return stop
 
 
 class _Pool:
-    """The helpers, their boxes, and the number of threads that was asked for."""
+    """Where the helpers of this process look for jobs."""
 
-    def __init__(self) -> None:
-        self.threads: int | None = None
-        self.reset()
+    address = 0  # not made yet
 
-    def reset(self) -> None:
-        """Start afresh, as a forked child must, which has none of its parent's threads."""
-        memory = np.zeros((MOST + 1) * BOX, np.uint8)  # not touched, and so not there, before it is used
-        start = -memory.ctypes.data % BOX
-        self.boxes = memory[start : start + MOST * BOX].view(np.int64).reshape(MOST, -1)
-        self.address = self.boxes.ctypes.data
-        self.helpers: list[_Helper] = []
-        self.growing = threading.Lock()
+    def make(self) -> int:
+        """Return the address of a new pool, whose memory is never given back: helpers look at it to the end."""
+        with global_compiler_lock:
+            if not self.address:
+                pool = _zeros(MOST + 2, BOX)  # not touched, and so not there, before it is used
+                pool += -pool % BOX
+                words = (ctypes.c_int64 * 4).from_address(pool)
+                words[SERVE // 8], words[POLLS // 8] = native(_serve, c=True), native(_poll)
+                words[MAIN // 8] = threading.main_thread().ident or 0
+                self.address = pool
+        return self.address
 
-    def grow(self, helpers: int) -> None:
-        """Make helpers where there were never so many before."""
-        with self.growing, suppress(RuntimeError):  # no more threads here, or the interpreter is about to exit
-            while len(self.helpers) < min(helpers, MOST):
-                self.helpers.append(_Helper(self.address + len(self.helpers) * BOX))
-
-    def wake(self, call: int) -> None:
-        """Wake who sleeps before a box with this call."""
-        for helper, box in zip(self.helpers, self.boxes, strict=False):
-            if box[CALL // 8] == call and box[RING // 8]:
-                helper.ring()
-                box[RING // 8] = 0
+    def forget(self) -> None:
+        """Say that the helpers are not there, and let the next call make a pool."""
+        if self.address:
+            ctypes.c_int64.from_address(self.address + FORKED).value = 1
+        self.address = 0
 
 
 _POOL = _Pool()
+_zeros = ctypes.pythonapi.PyMem_RawCalloc
+_zeros.restype, _zeros.argtypes = ctypes.c_ssize_t, (ctypes.c_size_t, ctypes.c_size_t)
 
 
 def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = False) -> None:
     """Return when all tasks of a kernel are done, by this thread and up to ``get_num_threads() - 1`` helpers.
 
+    No helper can see what the arguments point to before this function enters compiled code, nor after it has left it,
+    in whatever way. In between the main thread handles signals every few milliseconds.
+
     Parameters
     ----------
-    kernel : Dispatcher
-        What `compilation.kernel` returns for a function ``kernel(counter, *arguments)``, which does the task
-        ``next_task(counter)`` until that is `n_tasks` or more.
+    kernel : Kernel
+        What `compilation.kernel` returns for a function ``kernel(worker, *arguments)``, which does the task
+        ``next_task(worker)`` until that is `n_tasks` or more, and asks ``proceed(worker, work)`` now and then.
     arguments : tuple of int
         What the kernel takes besides. Whatever they are addresses of lives as long as the caller's variables.
     n_tasks : int
@@ -179,141 +260,33 @@ def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = 
     ------
     MemoryError
         A kernel could not allocate its memory.
-    KeyboardInterrupt
-        In this case, too, no helper works any more.
+    RuntimeError
+        A handler of a signal has forked, this is the child, and helpers that were at work are not there.
+    BaseException
+        Whatever a handler of a signal raises. As after any error, some of the tasks are done.
     """
-    words = (0, 0) + arguments  # noqa: RUF005  # unpacking makes a list first
-    call = array("q", _words(len(words)).pack(*words))  # in half the time that array takes for a tuple
-    address = call.buffer_info()[0]
-    helpers = 0 if alone else min(get_num_threads(), n_tasks) - 1
-    if helpers < 1:
-        kernel.dispatcher(address)
-        return
-    if len(_POOL.helpers) < helpers:
-        _POOL.grow(helpers)
-    code, boxes, n = kernel.address, _POOL.address, len(_POOL.helpers)
-    try:
-        if _offer(boxes, n, helpers, code, address):
-            _POOL.wake(address)
-        _work(code, address)
-    finally:
-        call[0] = n_tasks  # after an interrupt nobody starts another task
-        _close(boxes, n, address)
-    if call[FAILED // 8]:
+    pool = _POOL.address or _POOL.make()
+    helpers = 0 if alone or n_tasks < 2 else min(get_num_threads(), n_tasks) - 1
+    words = _layout(len(arguments)).pack(kernel.address, pool, helpers, *arguments)
+    call = array("q", words)  # in half the time that array takes for a tuple
+    stop = _enter(call.buffer_info()[0])
+    if stop == NO_MEMORY:
         raise MemoryError("a kernel could not allocate its memory")
+    if stop == ORPHANED:
+        raise RuntimeError("a fork while this call was at work has left the child without the threads that helped")
 
 
 @cache
-def _words(n: int) -> struct.Struct:
-    return struct.Struct(f"={n}q")
-
-
-def _close(boxes: int, n: int, call: int) -> None:
-    """Return when no helper is at a call any more, even if interrupted: they write to the caller's arrays."""
-    try:
-        while not _withdraw(boxes, n, call):
-            time.sleep(2e-5)
-    except KeyboardInterrupt:
-        _close(boxes, n, call)
-        raise
-
-
-def set_num_threads(n: int) -> None:
-    """Set how many threads one call may use from now on, in this process and those that it forks.
-
-    Parameters
-    ----------
-    n : int
-        At least 1, the calling thread included. Results do not depend on it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `n` is not an int, or less than 1.
-
-    Examples
-    --------
-    >>> set_num_threads(2)
-    >>> get_num_threads()
-    2
-    """
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"n must be an int, got {n!r} of type {type(n).__name__}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    _POOL.threads = n
-
-
-def get_num_threads() -> int:
-    """Return how many threads one call may use, the calling thread included.
-
-    Until `set_num_threads` is called it is what the environment variable ``SDPA_REF_NUM_THREADS`` says, else the
-    number of CPUs that this process may use: its affinity, and the quota of its control group rounded up.
-
-    Returns
-    -------
-    int
-        At least 1.
-
-    Raises
-    ------
-    ValueError
-        ``SDPA_REF_NUM_THREADS`` is not a positive integer.
-    """
-    return _POOL.threads or _default_num_threads()
-
-
-@cache
-def _default_num_threads() -> int:
-    """Return the number of threads before anybody asked for one."""
-    text = os.environ.get(VARIABLE, "").strip()
-    if text:
-        if not text.isdecimal() or int(text) < 1:
-            raise ValueError(f"the environment variable {VARIABLE} must be a positive integer, got {text!r}")
-        return int(text)
-    if hasattr(os, "process_cpu_count"):
-        cpus = os.process_cpu_count() or 1
-    elif hasattr(os, "sched_getaffinity"):
-        cpus = len(os.sched_getaffinity(0))
-    else:
-        cpus = os.cpu_count() or 1
-    return min(cpus, ceil(min(cpu_quota(), cpus)))
-
-
-def cpu_quota(root: Path = Path("/")) -> float:
-    """Return how many CPUs the control groups of this process (version 1 or 2) leave it, inf where they set no limit.
-
-    `root` is the folder under which ``proc`` and ``sys`` are mounted.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return inf
-    quotas = [inf]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount, group = root / "sys/fs/cgroup" / ("cpu" if controllers else ""), Path(path.lstrip("/"))
-        quotas += [_quota(mount / ancestor) for ancestor in (group, *group.parents)]
-    return min(quotas)
-
-
-def _quota(group: Path) -> float:
-    """Return the limit that one control group sets."""
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = (group / "cpu.max").read_text().split()
-        return int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else inf  # -1: no limit
-    return inf
+def _layout(n: int) -> struct.Struct:
+    """Return how a call with so many arguments is packed."""
+    return struct.Struct(f"={KERNEL}x3q{ARGUMENTS - STATE}x{n}q")
 
 
 def _after_fork_in_child() -> None:
-    """Let the child of a fork compile, and forget its parent's threads."""
+    """Let the child of a fork compile, and forget its parent's threads and limits."""
     global_compiler_lock.release()
-    _POOL.reset()
+    _POOL.forget()
+    look_again()
 
 
 if hasattr(os, "register_at_fork"):  # the lock, or a child would wait for ever for what another thread was compiling

@@ -14,14 +14,14 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 from sdpa_numba import atomic, cache, emit
 
 KERNELS = """
-from .atomic import next_task
+from .atomic import add
 from .cache import jit
 from .part import FACTOR
 
 def multiply(factor):
     @jit
     def kernel(counter, x):
-        return (next_task(counter) + x) * factor + FACTOR
+        return (add(counter, 1) + x) * factor + FACTOR
     return kernel
 
 def twice(inner):

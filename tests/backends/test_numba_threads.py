@@ -18,24 +18,27 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
-from sdpa_numba.atomic import look
+from sdpa_numba.atomic import add, look
 from sdpa_numba.compilation import kernel
+from sdpa_numba.limits import cpu_quota
 from sdpa_numba.simd import allocate, release
-from sdpa_numba.threads import cpu_quota, get_num_threads, next_task, run, set_num_threads
+from sdpa_numba.tasks import next_task, proceed
+from sdpa_numba.threads import get_num_threads, run, set_num_threads
 
 KERNELS = """
 import numpy as np
-from sdpa_numba.atomic import look
+from sdpa_numba.atomic import add, look
 from sdpa_numba.compilation import kernel
 from sdpa_numba.simd import loader, storer
-from sdpa_numba.threads import get_num_threads, next_task, run, set_num_threads
+from sdpa_numba.tasks import next_task, proceed
+from sdpa_numba.threads import get_num_threads, run, set_num_threads
 
 load, store = loader("float64", "float64"), storer("float64")
 
 @kernel
-def number(counter, out, n_tasks, effort):
+def number(worker, out, n_tasks, effort):
     while True:
-        task = next_task(counter)
+        task = next_task(worker)
         if task >= n_tasks:
             break
         value = 1.0 + min(task, 0)
@@ -44,8 +47,8 @@ def number(counter, out, n_tasks, effort):
         store(out + 8 * task, load(out + 8 * task) + task * value)
 
 @kernel
-def meet(counter, arrived):
-    next_task(arrived)
+def meet(worker, arrived):
+    add(arrived, 1)
     for _ in range(2_000_000_000):
         if look(arrived) >= 2:
             break
@@ -66,9 +69,9 @@ number, numbers, helper_joins = kernels["number"], kernels["numbers"], kernels["
 
 
 @kernel
-def fail(counter, n_tasks, bad):
+def fail(worker, n_tasks, bad):
     while True:
-        task = next_task(counter)
+        task = next_task(worker)
         if task >= n_tasks:
             break
         if task >= bad:
@@ -76,8 +79,8 @@ def fail(counter, n_tasks, bad):
 
 
 @kernel
-def hold(counter, arrived, gate):
-    next_task(arrived)
+def hold(worker, arrived, gate):
+    add(arrived, 1)
     while look(gate) == 0:
         pass
 
@@ -122,14 +125,14 @@ def test_every_task_is_done_once_by_any_number_of_threads(n, n_tasks):
 
 @pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin"])
 def test_the_next_task_is_taken_without_a_call(triple):
-    take = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(lambda counter: next_task(counter))
+    take = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(lambda counter: add(counter, 1))
     take.compile((numba.int64,))
     (code,) = take.inspect_llvm().values()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = llvm.parse_assembly(re.sub(r"target (triple|datalayout) = .*", "", code))
     assembly = llvm.Target.from_triple(triple).create_target_machine(opt=3).emit_assembly(module)
-    assert re.search(r"lock\s+xaddq|ldxr|ldadd", assembly)
+    assert re.search(r"lock\s+(xaddq|incq)|ldaxr|ldadd", assembly)
     assert not re.search(r"\t(callq?|bl)\t", assembly)
 
 
@@ -237,7 +240,7 @@ import os, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 
 @kernel
-def slow_to_compile(counter):
+def slow_to_compile(worker):
     np.sort(np.zeros(3))
 
 set_num_threads(2)

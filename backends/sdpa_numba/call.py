@@ -1,0 +1,15 @@
+"""How a call lies in memory: records of words of 8 bytes, by the distance of each word from the first.
+
+A worker is a thread that works on a call. The kernel gets the address of its worker; all workers share the call.
+"""
+
+# A worker: its call, how much work it may do before it polls, how it polls (0: never); and for the calling thread, how
+# much work lies between two polls, and when the last one ended.
+CALL, CREDIT, POLL, INTERVAL, LAST, WORKER = 0, 8, 16, 24, 32, 40
+
+# A call: how many tasks are taken, why it stops, how many helpers may look at it. Then what Python has written: the
+# kernel, the pool, how many helpers to invite. Then how the caller computes, its worker, and the kernel's arguments.
+TAKEN, STOP, BUSY, KERNEL, POOL, HELPERS, STATE, OWN = 0, 8, 16, 24, 32, 40, 48, 56
+ARGUMENTS = OWN + WORKER
+
+GOES_ON, RAISED, NO_MEMORY, ORPHANED = range(4)  # why a call stops

@@ -1,0 +1,29 @@
+"""What a kernel asks of its worker: the next task, and whether to go on."""
+
+from .atomic import add, invoke, look
+from .call import CALL, CREDIT, GOES_ON, POLL, STOP, TAKEN
+from .compilation import part
+from .simd import load_int64, storer
+
+NO_TASK = 2**62
+WORK = 2**27  # multiplications between two polls: some milliseconds
+OVERHEAD = 32  # multiplications in whose time a score becomes a weight
+
+_store = storer("int64")
+
+
+@part
+def next_task(worker):
+    """Return the number of the task to do now, beyond all numbers when the call stops."""
+    call = load_int64(worker + CALL)
+    return add(call + TAKEN, 1) if look(call + STOP) == GOES_ON else NO_TASK
+
+
+@part
+def proceed(worker, work):
+    """Return whether the call goes on; `work` is about how many multiplications come next."""
+    credit = load_int64(worker + CREDIT) - work
+    _store(worker + CREDIT, credit)
+    if credit < 0 and load_int64(worker + POLL) != 0:
+        invoke(load_int64(worker + POLL), worker)
+    return look(load_int64(worker + CALL) + STOP) == GOES_ON
