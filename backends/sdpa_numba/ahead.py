@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from .cache import cache_info
-from .plan import BIAS_CODES, host_registers, sizes_for
+from .forward import BIAS_CODES
+from .plan import host_registers, sizes_for
 from .threads import get_num_threads
 
 

@@ -223,7 +223,7 @@ def kernel(sizes, general):
                             j, end, complete = j0, min(j0 + block, p.S), True
                             if a.stop:
                                 j, end, complete = visible(tile.rows, tile.vectors * lanes, j, end)
-                            if j < end and not (general and a.dense and drops_all(a, tile.rows, tile.filled, j, end)):
+                            if j < end and not (general and a.keep and drops_all(a, tile.rows, tile.filled, j, end)):
                                 pull_block(p, a, b, tile, keys, j0, j, end, complete, work)
                     for x in range(first, last):
                         tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)

@@ -5,7 +5,6 @@ stays as it is; the kernel links all parts below it and is optimised as a whole,
 """
 
 from functools import cached_property
-from inspect import signature
 from types import FunctionType
 from uuid import uuid4
 
@@ -32,7 +31,6 @@ from numba.core.untyped_passes import (
     TranslateByteCode,
 )
 
-from .atomic import words
 from .cache import jit
 from .call import ARGUMENTS, CALL
 from .simd import load_int64
@@ -123,6 +121,11 @@ def part(function):
     return numba.njit(error_model="numpy", **options)(function)
 
 
+def linked(function):
+    """Return `function`, of one address, compiled with all the parts that it calls, and cached on disk."""
+    return jit(pipeline_class=KernelCompiler)(function)
+
+
 def native(dispatcher, c=False):
     """Return where the machine code of a function of one address begins, to be called as Numba or as C does."""
     with global_compiler_lock:  # a fork waits for it, but not for llvmlite's own lock
@@ -147,11 +150,11 @@ class Kernel:
 
 
 def kernel(function):
-    """Return `function`, of a worker and further integers, compiled with all its parts, and cached on disk."""
-    inner, arguments = part(function), words(len(signature(function).parameters) - 1)
+    """Return `function`, of a worker and the record of its call, compiled with all its parts, and cached on disk."""
+    inner = part(function)
 
     def entry(worker):
-        inner(worker, *arguments(load_int64(worker + CALL) + ARGUMENTS))
+        inner(worker, load_int64(worker + CALL) + ARGUMENTS)
 
     entry.__name__ = entry.__qualname__ = function.__name__
-    return Kernel(jit(pipeline_class=KernelCompiler)(entry))
+    return Kernel(linked(entry))

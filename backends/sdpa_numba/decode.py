@@ -16,14 +16,13 @@ from .compilation import part
 from .emit import itemsize
 from .finish import finish, lse_of
 from .pack import transposing, value_packer
-from .plan import NUMBERS
+from .record import read_arrays, read_record
 from .rows import FIELDS, at, keeps, place, rows_at, visible
-from .simd import allocate, fma, lane, loader, record_reader, release, select, splatter, storer, sum_fours
+from .simd import allocate, fma, lane, loader, release, select, splatter, storer, sum_fours
 from .tasks import OVERHEAD, next_task, proceed
 from .unrolled import tiler
-from .views import arrays, batch, data, stride
+from .views import batch, data, stride
 
-read_numbers = record_reader(NUMBERS)
 PANELS = 4  # of keys at a time
 STEP = 32  # keys whose values stay in the first cache while all columns are done
 
@@ -204,10 +203,9 @@ def kernel(dtype, sizes):
             write_row(p, a, b, rows, r, m, z, sums)
 
     @compiled
-    def attend(worker, plan, memory, query, key, value, out, others):
+    def attend(worker, record):
         """Compute all chunks and merge their states: maxima, sums, and sums of weighted values."""
-        p = read_numbers(plan)
-        a = arrays(query, key, value, out, others)
+        p, a = read_record(record), read_arrays(record)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
         state_bytes = n * (width + 2) * size
@@ -224,21 +222,21 @@ def kernel(dtype, sizes):
             proceed(worker, n * chunk * (p.E + p.Ev + OVERHEAD))
             b, kv = unit // p.Hkv, unit % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
-            states = memory + p.counters + unit * chunks * state_bytes
+            states = p.memory + p.counters + unit * chunks * state_bytes
             sums = own if chunks < 2 else states + index * state_bytes
             m = sums + n * width * size
             z = m + n * size
             for x in range(n * width):
                 store(sums + x * size, zero)
-            source = batch(query, 3, query, b)
+            source = batch(a.query, 3, a.query, b)
             for r in range(n):
                 store(m + r * size, nothing)
                 store(z + r * size, zero)
-                q = source + at(rows.h, r) * stride(query, 3) + at(rows.i, r) * stride(query, 2)
+                q = source + at(rows.h, r) * stride(a.query, 3) + at(rows.i, r) * stride(a.query, 2)
                 for e in range(p.E):
-                    store(queries + (r * p.E + e) * size, load_source(q + e * stride(query, 1)))
-            key_head = batch(key, 3, query, b) + kv * stride(key, 3)
-            value_head = batch(value, 3, query, b) + kv * stride(value, 3)
+                    store(queries + (r * p.E + e) * size, load_source(q + e * stride(a.query, 1)))
+            key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
+            value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
             for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
                 low, high, complete = visible(rows, n, j0, min(j0 + block, p.S))
                 if low >= high:
@@ -253,7 +251,7 @@ def kernel(dtype, sizes):
             if chunks < 2:
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
-            elif add(memory + 8 * unit, 1) == chunks - 1:
+            elif add(p.memory + 8 * unit, 1) == chunks - 1:
                 merge(p, a, b, rows, n, states, state_bytes, chunks, width)
             task = next_task(worker)
         release(scratch)

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.gradients import Gradients
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Gradients, Problem, Result
 
 from . import backward
 from .plan import SMALL, Sizes, host_registers, numbers_of, sizes_for

@@ -10,14 +10,13 @@ from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
 from .pack import transposing, value_packer
-from .plan import NUMBERS
+from .record import read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
-from .simd import allocate, record_reader, release, splatter, storer
+from .simd import allocate, release, splatter, storer
 from .tasks import OVERHEAD, next_task, proceed
 from .tiles import Tile
-from .views import arrays, batch, stride
+from .views import batch, stride
 
-read_numbers = record_reader(NUMBERS)
 
 
 @cache
@@ -111,21 +110,20 @@ def kernel(dtype, sizes, general, score_mod):
         for index in range(first, last):
             tile = tile_at(p, states, index, first)
             low, high, complete = j0, j1, True
-            if a.stop:
+            if p.visible:
                 low, high, complete = visible(tile.rows, tile.vectors * lanes, j0, j1)
-            if low < high and not (general and a.dense and drops_all(a, tile.rows, tile.filled, low, high)):
+            if low < high and not (general and a.keep and drops_all(a, tile.rows, tile.filled, low, high)):
                 if general and weigh:
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
                 else:
                     attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
 
     @compiled
-    def attend(worker, plan, memory, query, key, value, out, others):
+    def attend(worker, record):
         """Compute all strips: output, lse and weights, as far as they have somewhere to go."""
-        p = read_numbers(plan)
-        a = arrays(query, key, value, out, others)
+        p, a = read_record(record), read_arrays(record)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
-        packing, packed = p.B * p.Hkv * blocks if p.packed else 0, memory + p.counters
+        packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev + OVERHEAD)
         work_bytes = (lanes + 2) * widest * size
         scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
@@ -137,14 +135,14 @@ def kernel(dtype, sizes, general, score_mod):
         while task < packing:
             unit = task // blocks
             pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
-            add(memory + 8 * unit, 1)
+            add(p.memory + 8 * unit, 1)
             proceed(worker, pack_work)
             task = next_task(worker)
         while task < packing + p.units * p.strips:
             unit, strip = (task - packing) // p.strips, p.strips - 1 - (task - packing) % p.strips
             b, head = unit // heads, unit % heads * p.fold
             kv, first = head // p.group, strip * p.strip
-            while p.packed and look(memory + 8 * (b * p.Hkv + kv)) < blocks and proceed(worker, OVERHEAD):
+            while p.packed and look(p.memory + 8 * (b * p.Hkv + kv)) < blocks and proceed(worker, OVERHEAD):
                 pass  # somebody else is at it
             last = min(first + p.strip, p.tiles)
             pass_work = (last - first) * widest * block * (p.E + p.Ev + OVERHEAD)

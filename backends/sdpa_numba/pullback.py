@@ -233,7 +233,7 @@ def functions(sizes, general):
                     store(u + x, load(u + x) * load(kept + x))
         if not (complete and top <= p.S):
             mask(tile.rows, tile.vectors, t, bottom, top, table)
-        all_seen = complete and top <= p.S and load_int64(tile.flags + 8) != 0 and not (a.dense or a.bias)
+        all_seen = complete and top <= p.S and load_int64(tile.flags + 8) != 0 and not (a.keep or a.bias)
         weigh(tile, t, u, n, one if general else scale, finite)
         if general:
             if not (finite or all_seen):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .compilation import part
+from .record import BAND, INTERVALS, Bounds, bounds_of, seen_by
 from .simd import any_lane, load_int64, loader, splatter, storer
 from .views import batch, stride
 
@@ -13,6 +14,7 @@ load_boolean, load_double = loader("bool", "float32"), loader("float64", "float6
 load_booleans, splat = loader("bool", "float32", 16), splatter("float32", 16)
 load_half, load_brain, load_single = (loader(name, "float32") for name in ("float16", "bfloat16", "float32"))
 FAR = 2**62
+NO_BOUNDS = Bounds(*[0] * len(Bounds._fields))
 
 
 class Rows(NamedTuple):
@@ -25,7 +27,7 @@ class Rows(NamedTuple):
     stop: int
     position: int
     bias: int
-    dense: int
+    keep: int
 
 
 FIELDS = len(Rows._fields)
@@ -57,18 +59,25 @@ def look(array, b, i, query):
 def place(rows, n, b, head, first, last, p, a):
     """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
     h, i = head + first // p.L, first % p.L
+    band = bounds_of(p, b if p.band else 0) if p.visible == BAND or a.slopes else NO_BOUNDS
     for r in range(n):
+        prefix, start, stop = np.int64(0), np.int64(0), p.S
+        if p.visible == BAND:
+            prefix, start, stop = seen_by(band, i, p.S)
+        elif p.visible == INTERVALS:
+            prefix, start = look(a.prefix, b, i, a.query), look(a.start, b, i, a.query)
+            stop = look(a.stop, b, i, a.query)
         store(rows.h + 8 * r, h)
         store(rows.i + 8 * r, i)
-        store(rows.prefix + 8 * r, look(a.prefix, b, i, a.query) if a.prefix else 0)
-        store(rows.start + 8 * r, look(a.start, b, i, a.query) if a.start else 0)
-        store(rows.stop + 8 * r, look(a.stop, b, i, a.query) if a.stop else p.S)
-        if a.position:
-            store(rows.position + 8 * r, look(a.position, b, i, a.query))
+        store(rows.prefix + 8 * r, prefix)
+        store(rows.start + 8 * r, start)
+        store(rows.stop + 8 * r, stop)
+        if a.slopes:
+            store(rows.position + 8 * r, look(a.positions, b, i, a.query) if a.positions else band.offset + i)
         if a.bias:
             store(rows.bias + 8 * r, batch(a.bias, 3, a.query, b) + h * stride(a.bias, 3) + i * stride(a.bias, 2))
-        if a.dense:
-            store(rows.dense + 8 * r, batch(a.dense, 3, a.query, b) + h * stride(a.dense, 3) + i * stride(a.dense, 2))
+        if a.keep:
+            store(rows.keep + 8 * r, batch(a.keep, 3, a.query, b) + h * stride(a.keep, 3) + i * stride(a.keep, 2))
         if first + r < last:
             i += 1
             if i == p.L:
@@ -104,9 +113,9 @@ def visible(rows, n, j0, j1):
 @part
 def drops_all(a, rows, n, low, high):
     """Return whether the boolean mask drops all keys of ``[low, high)`` for all rows."""
-    step, before = stride(a.dense, 1), 0
+    step, before = stride(a.keep, 1), 0
     for r in range(n):
-        first, j = at(rows.dense, r), low
+        first, j = at(rows.keep, r), low
         if first == before:
             continue
         before = first
@@ -126,7 +135,7 @@ def keeps(p, a, rows, r, j):
     """Return whether row r keeps key j."""
     if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
         return False
-    if a.dense and load_boolean(at(rows.dense, r) + j * stride(a.dense, 1)) == 0:
+    if a.keep and load_boolean(at(rows.keep, r) + j * stride(a.keep, 1)) == 0:
         return False
     if a.bias and p.bias_drops:
         address = at(rows.bias, r) + j * stride(a.bias, 1)

@@ -103,7 +103,7 @@ def functions(sizes, score_mod):
         across, n = vectors * vector, vectors * lanes
         if p.softcap:
             cap(p, t, t + (high - low) * across)
-        if score_mod is None and not (a.bias or a.slopes or a.dense):
+        if score_mod is None and not (a.bias or a.slopes or a.keep):
             return
         for j in range(low, high, lanes):
             count = min(lanes, high - j)
@@ -126,10 +126,10 @@ def functions(sizes, score_mod):
                         store(to, number(score))
                 if a.bias:
                     drop(here, slab, end, nothing)
-            if a.dense:
-                step = stride(a.dense, 1)
+            if a.keep:
+                step = stride(a.keep, 1)
                 for v in range(vectors):
-                    boolean(rows.dense + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
+                    boolean(rows.keep + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
                 drop(here, slab, end, zero)
 
     @part

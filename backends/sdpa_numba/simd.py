@@ -141,6 +141,22 @@ def record_reader(dtype):
     return read_record
 
 
+def tuple_reader(named, dtype):
+    """Return ``read(address)``: the named tuple of the int64 fields of that name in a record of this structured type."""
+    result = types.NamedUniTuple(types.int64, len(named._fields), named)
+    offsets = [dtype.fields[name][1] for name in named._fields]
+
+    @intrinsic
+    def read_tuple(_, address):
+        def generate(context, builder, signature, arguments):
+            numbers = [read(builder, builder.add(arguments[0], I64(at)), "int64", "int64") for at in offsets]
+            return context.make_tuple(builder, signature.return_type, numbers)
+
+        return result(types.int64), generate
+
+    return read_tuple
+
+
 load_int32, load_int64 = loader("int32", "int32"), loader("int64", "int64")
 
 

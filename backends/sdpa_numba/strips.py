@@ -10,9 +10,7 @@ from numba import types
 from numba.core.errors import NumbaError
 from numba.extending import is_jitted
 
-from sdpa_ref.problem import Problem, Result
-
-from .plan import in_range
+from sdpa_ref.backend import Problem, Result
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
@@ -72,41 +70,35 @@ def with_scores(problem: Problem, product: int) -> Problem:
     with np.errstate(all="ignore"):
         s = applied(problem, problem.score_mod, s)
     return problem._replace(
-        query=problem.query[..., :0], key=problem.key[..., :0], E=0, scale=1.0, softcap=None, bias=s, slopes=None,
-        positions=None, dense=keep, score_mod=None, plans={},
+        form=problem.form._replace(E=0), query=problem.query[..., :0], key=problem.key[..., :0], scale=1.0, softcap=None,
+        bias=s, slopes=None, positions=None, keep=keep, score_mod=None,
     )  # fmt: skip
 
 
-def scores(problem: Problem, product: int) -> tuple[Array, Array, Array]:
+def scores(problem: Problem, product: int) -> tuple[Array, Array, Array | None]:
     """Return the scores after the soft cap, those for the user's function, and what is kept (None for all).
 
     Matrix products take so many rows each, whatever the batch, as their number can show in the last bits.
     """
     q, k, acc = problem.query, problem.key, problem.acc_dtype
-    products, (scale, softcap) = -(-problem.L // product), in_range(problem)
+    products = -(-problem.L // product)
     filled = np.zeros((*problem.batch, problem.Hq, products * product, problem.E), acc)
     filled[..., : problem.L, :] = q
     grouped = (*problem.batch, problem.Hkv, problem.group, products, product, problem.E)
-    shape = (*problem.batch, problem.Hq, problem.L, problem.S)
+    shape = problem.scores_shape
     with np.errstate(all="ignore"):
         s = filled.reshape(grouped) @ np.array(k, acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
-        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(scale)
-        if softcap is not None:
-            s = np.tanh(s / acc.type(softcap)) * acc.type(softcap)
-        capped, keep = s, problem.dense
+        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(problem.scale)
+        if problem.softcap is not None:
+            s = np.tanh(s / acc.type(problem.softcap)) * acc.type(problem.softcap)
+        capped, keep = s, problem.keep
         if problem.bias is not None:
-            bias, largest = problem.bias.astype(np.float64), float(np.finfo(acc).max)
-            keep = (bias != -np.inf) & (True if keep is None else keep)
-            s = s + np.where(np.isfinite(bias), np.clip(bias, -largest, largest), bias).astype(acc)
-        if problem.slopes is not None:
-            distance = np.abs(problem.positions[..., None, :, None] - np.arange(problem.S))
-            s = s - (problem.slopes[:, None, None] * distance).astype(acc)
+            keep = (problem.bias != -np.inf) & (True if keep is None else keep)
+        s = s + np.asarray(problem.added()).astype(acc)
     return capped, s, keep
 
 
 def applied(problem: Problem, function: Any, s: Array) -> Array:
     """Return what a function of the user makes of the scores."""
-    first, plain = problem.first_row, (problem.B, *s.shape[-3:])
-    indices = np.ogrid[: problem.B, : problem.Hq, first : first + problem.L, : problem.S]
-    made = function(s.reshape(plain), *indices)
-    return np.broadcast_to(np.asarray(made, s.dtype), plain).reshape(s.shape)
+    made = function(s, *problem.indices())
+    return np.broadcast_to(np.asarray(made, s.dtype), s.shape)

@@ -16,7 +16,6 @@ import os
 import struct
 import threading
 from array import array
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,13 @@ from numba.extending import intrinsic
 from .atomic import add, invoke, look, publish, replace
 from .cache import jit
 from .call import (
-    ARGUMENTS, BUSY, CALL, CREDIT, GOES_ON, HELPERS, INTERVAL, KERNEL, LAST, NO_MEMORY, ORPHANED, OWN, POLL, POOL,
-    RAISED, STATE, STOP,
+    ARGUMENTS, BUSY, CALL, CREDIT, GOES_ON, HELPERS, INTERVAL, KERNEL, LAST, MEMORY, NO_MEMORY, ORPHANED, OWN, POLL,
+    POOL, RAISED, SETTLE, STATE, STOP,
 )  # fmt: skip
 from .compilation import native
 from .limits import get_num_threads, look_again, set_num_threads
 from .processor import IEEE, float_state, set_float_state, ticks
-from .simd import load_int64, storer
+from .simd import load_int64, release, storer
 from .tasks import WORK, proceed
 
 __all__ = ["get_num_threads", "run", "set_num_threads"]
@@ -190,6 +189,10 @@ def _enter(call: int) -> int:
     _store(worker + CREDIT, np.int64(WORK))
     _store(worker + INTERVAL, np.int64(WORK))
     _store(worker + LAST, ticks())
+    settle = load_int64(call + SETTLE)
+    if settle != 0 and invoke(settle, call):
+        set_float_state(load_int64(call + STATE))
+        return NO_MEMORY
     if load_int64(call + HELPERS) > 0:
         _invite(pool, call)
     if invoke(load_int64(call + KERNEL), worker):
@@ -203,6 +206,8 @@ def _enter(call: int) -> int:
         else:
             _give_way()
             proceed(worker, WORK // 1000)
+    if load_int64(call + MEMORY) != 0:
+        release(load_int64(call + MEMORY))
     set_float_state(load_int64(call + STATE))
     stop = look(call + STOP)
     _leave_if(stop == RAISED)
@@ -234,11 +239,12 @@ class _Pool:
 
 
 _POOL = _Pool()
+_HEADER = struct.Struct(f"={KERNEL}x4q{ARGUMENTS - MEMORY}x")
 _zeros = ctypes.pythonapi.PyMem_RawCalloc
 _zeros.restype, _zeros.argtypes = ctypes.c_ssize_t, (ctypes.c_size_t, ctypes.c_size_t)
 
 
-def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = False) -> None:
+def run(kernel: Any, record: bytes, settle: int = 0, most: int | None = None) -> None:
     """Return when all tasks of a kernel are done, by this thread and up to ``get_num_threads() - 1`` helpers.
 
     No helper can see what the arguments point to before this function enters compiled code, nor after it has left it,
@@ -247,14 +253,14 @@ def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = 
     Parameters
     ----------
     kernel : Kernel
-        What `compilation.kernel` returns for a function ``kernel(worker, *arguments)``, which does the task
-        ``next_task(worker)`` until that is `n_tasks` or more, and asks ``proceed(worker, work)`` now and then.
-    arguments : tuple of int
-        What the kernel takes besides. Whatever they are addresses of lives as long as the caller's variables.
-    n_tasks : int
-        How many tasks there are; a single one stays on the calling thread.
-    alone : bool
-        Whether all tasks stay there.
+        What `compilation.kernel` returns for a function ``kernel(worker, record)``, which does the task
+        ``next_task(worker)`` until none is left, and asks ``proceed(worker, work)`` now and then.
+    record : bytes
+        What the kernel reads. Whatever it holds addresses of lives as long as the caller's variables.
+    settle : int
+        Address of the compiled function that decides how the work is cut up and who shares it; 0 for none.
+    most : int, optional
+        How many helpers to invite at most.
 
     Raises
     ------
@@ -266,20 +272,13 @@ def run(kernel: Any, arguments: tuple[int, ...], n_tasks: int, *, alone: bool = 
         Whatever a handler of a signal raises. As after any error, some of the tasks are done.
     """
     pool = _POOL.address or _POOL.make()
-    helpers = 0 if alone or n_tasks < 2 else min(get_num_threads(), n_tasks) - 1
-    words = _layout(len(arguments)).pack(kernel.address, pool, helpers, *arguments)
-    call = array("q", words)  # in half the time that array takes for a tuple
+    helpers = get_num_threads() - 1 if most is None else min(get_num_threads() - 1, most)
+    call = array("q", _HEADER.pack(kernel.address, settle, pool, helpers) + record)
     stop = _enter(call.buffer_info()[0])
     if stop == NO_MEMORY:
         raise MemoryError("a kernel could not allocate its memory")
     if stop == ORPHANED:
         raise RuntimeError("a fork while this call was at work has left the child without the threads that helped")
-
-
-@cache
-def _layout(n: int) -> struct.Struct:
-    """Return how a call with so many arguments is packed."""
-    return struct.Struct(f"={KERNEL}x3q{ARGUMENTS - STATE}x{n}q")
 
 
 def _after_fork_in_child() -> None:

@@ -122,7 +122,7 @@ def functions(dtype, sizes, general, score_mod):
         if general and p.dropout_threshold:
             thin(p, b, tile.rows, tile.vectors, here, bottom, top)
         values = keys + block * p.E * size
-        if (a.dense or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
+        if (a.keep or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
             add_carefully(p, a, tile, values, t, j0, low, high)
             return
         for d in range(0, p.Ev, tile_rows):

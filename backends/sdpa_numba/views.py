@@ -4,31 +4,12 @@ NumPy's C interface fixes the first fields of an array object: data, number of a
 header that every object of this Python has. The caller keeps the array alive. Zero stands for an array that is absent.
 """
 
-from typing import NamedTuple
+import numpy as np
 
 from .compilation import part
 from .simd import load_int32, load_int64
 
 HEADER = object.__basicsize__
-
-
-class Arrays(NamedTuple):
-    """The arrays of a call, each by the address of its object; 0 for what is absent."""
-
-    query: int
-    key: int
-    value: int
-    out: int
-    lse: int
-    weights: int
-    prefix: int
-    start: int
-    stop: int
-    dense: int
-    bias: int
-    slopes: int
-    position: int
-    sink: int
 
 
 @part
@@ -65,13 +46,8 @@ def batch(array, inner, query, b):
 
 
 @part
-def arrays(query, key, value, out, others):
-    """Return the arrays of a call; `others` is an int64 array of the addresses of all but four, 0 for none."""
-    if others == 0:
-        return Arrays(query, key, value, out, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    at = data(others)
-    return Arrays(
-        query, key, value, out,
-        load_int64(at), load_int64(at + 8), load_int64(at + 16), load_int64(at + 24), load_int64(at + 32),
-        load_int64(at + 40), load_int64(at + 48), load_int64(at + 56), load_int64(at + 64), load_int64(at + 72),
-    )  # fmt: skip
+def size(array, axis):
+    """Return the length of the axis counted from the end, or for the axis 0 the number of axes."""
+    if axis == 0:
+        return np.int64(load_int32(array + HEADER + 8))
+    return load_int64(load_int64(array + HEADER + 16) + 8 * (load_int32(array + HEADER + 8) - axis))

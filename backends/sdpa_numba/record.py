@@ -1,0 +1,179 @@
+"""What the forward kernels are told: one record a call, and who fills in which part of it.
+
+Python writes the addresses of arrays and the options. Lengths, and how the work is cut up, are settled in compiled code,
+which reads the shapes from the arrays themselves: no plan depends on a length.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .call import ARGUMENTS, HELPERS, MEMORY
+from .compilation import linked, part
+from .simd import allocate, load_int64, record_reader, storer, tuple_reader
+from .views import size
+
+SMALL = 2**20  # multiplications that take less time than to share them
+STRIP = 8  # tiles, at most, that share a pass over the keys
+FAR = 2**41  # as in the bands of masks: no limit
+ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known
+
+
+class Sizes(NamedTuple):
+    """How a processor is served: lanes of a register, shape of a tile, keys of a panel, a block and a chunk."""
+
+    acc: str
+    lanes: int
+    tile_rows: int
+    panel: int
+    tile_vectors: int = 3
+    block: int = 128
+    chunk: int = 1024
+
+
+class Arrays(NamedTuple):
+    """The arrays of a call, each by the address of its object; 0 for what is absent."""
+
+    query: int
+    key: int
+    value: int
+    out: int
+    lse: int
+    weights: int
+    prefix: int
+    start: int
+    stop: int
+    keep: int
+    bias: int
+    slopes: int
+    positions: int
+    sink: int
+
+
+class Bounds(NamedTuple):
+    """The numbers of a band for one batch entry."""
+
+    offset: int
+    start: int
+    stop: int
+    left: int
+    right: int
+    floor: int
+    chunk: int
+    first: int
+    reach: int
+    rows: int
+
+
+_ALWAYS = ("query", "key", "value", "out", "sizes")  # what every call writes; `scale` follows
+_RARELY = (
+    *Arrays._fields[4:],
+    "visible",  # how the visible keys are known
+    "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
+    *(f"band_{name}" for name in Bounds._fields),  # the numbers, where all entries share them
+    "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
+)  # fmt: skip
+_SETTLED = (
+    "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group",  # as in the problem
+    "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are equidistant
+    "tiles", "strip", "strips",  # tiles of a unit, tiles of a strip, strips of a unit
+    "block_bytes", "packed", "counters", "memory",  # size of a packed block, whether all are packed beforehand, ...
+)  # fmt: skip
+FORWARD = np.dtype(
+    [(name, np.int64) for name in _ALWAYS]
+    + [("scale", np.float64)]
+    + [(name, np.int64) for name in _RARELY]
+    + [("softcap", np.float64), ("dropout_factor", np.float64)]
+    + [(name, np.int64) for name in _SETTLED]
+)
+SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:])])
+
+BAND_AT = FORWARD.fields["band_offset"][1]  # type: ignore[index]
+
+read_record, read_arrays, read_sizes = record_reader(FORWARD), tuple_reader(Arrays, FORWARD), record_reader(SIZES)
+_store = storer("int64")
+
+
+@part
+def shape_up(p, record):
+    """Fill in the sizes of the problem, and where the band's numbers are if they lie in the record itself."""
+    if p.band == 0:
+        p.band, p.band_field = record + BAND_AT, 8
+    p.B = 1
+    for axis in range(size(p.query, 0), 3, -1):
+        p.B *= size(p.query, axis)
+    p.Hq, p.L, p.E = size(p.query, 3), size(p.query, 2), size(p.query, 1)
+    p.Hkv, p.S = size(p.key, 3), size(p.key, 2)
+    p.Ev = size(p.value, 1) if p.value else 0
+    p.group = p.Hq // p.Hkv if p.Hkv else 1
+
+
+@part
+def share(call, p, tasks, shared):
+    """Decide how many helpers to invite, and allocate what the tasks share: counters of each key head, and the rest."""
+    work = (p.Hq * p.L + p.Hkv) * p.B * p.S * (p.E + p.Ev)
+    helpers = 0 if work <= SMALL else min(load_int64(call + HELPERS), tasks - 1)
+    _store(call + HELPERS, np.int64(helpers))
+    if shared == 0:
+        return
+    p.counters = (8 * p.B * p.Hkv + 63) & -64
+    memory = allocate(p.counters + shared + 64)
+    _store(call + MEMORY, memory)
+    p.memory = (memory + 63) & -64
+    for to in range(p.memory, p.memory + p.counters, 8):
+        _store(to, np.int64(0))
+
+
+@linked
+def settle_few_rows(call: int) -> None:
+    """Settle how the kernel for few rows works: a task is a chunk of keys of a key head."""
+    p = read_record(call + ARGUMENTS)
+    s = read_sizes(p.sizes)
+    shape_up(p, call + ARGUMENTS)
+    chunks = max(np.int64(1), (p.S + s.chunk - 1) // s.chunk)
+    tasks = p.B * p.Hkv * chunks
+    share(call, p, tasks, tasks * p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes if chunks > 1 else np.int64(0))
+
+
+@linked
+def settle_many_rows(call: int) -> None:
+    """Settle how the kernel for many rows works: a task is a block of keys to pack, or a strip of tiles."""
+    p = read_record(call + ARGUMENTS)
+    s = read_sizes(p.sizes)
+    shape_up(p, call + ARGUMENTS)
+    lanes, blocks = s.lanes * s.tile_vectors, (p.S + s.block - 1) // s.block
+    p.fold = p.group if lanes > p.L and p.group else 1
+    p.units, p.tiles = p.B * (p.Hq // p.fold), (p.fold * p.L + lanes - 1) // lanes
+    p.regular = p.fold == 1 or p.L == 1
+    p.strips = (p.tiles + STRIP - 1) // STRIP
+    p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0
+    p.packed = p.strips * (p.group // p.fold) > 1 and p.S > 0
+    p.block_bytes = s.block * (p.E + (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows) * s.acc_bytes
+    p.block_bytes = ((p.block_bytes + 63) & -64) + 64
+    packing = p.B * p.Hkv * blocks if p.packed else 0
+    share(call, p, p.units * p.strips + packing, packing * p.block_bytes)
+
+
+@part
+def bounds_of(p, b):
+    """Return the band's numbers for a batch entry."""
+    at, step = p.band + b * p.band_entry, p.band_field
+    return Bounds(
+        load_int64(at), load_int64(at + step), load_int64(at + 2 * step), load_int64(at + 3 * step),
+        load_int64(at + 4 * step), load_int64(at + 5 * step), load_int64(at + 6 * step), load_int64(at + 7 * step),
+        load_int64(at + 8 * step), load_int64(at + 9 * step),
+    )  # fmt: skip
+
+
+@part
+def seen_by(x, i, S):
+    """Return prefix, start and stop of row i in the band of these numbers."""
+    if i >= x.rows:
+        return 0, 0, 0
+    p = i + x.offset
+    start = max(x.start, p - x.left, 0)
+    if x.chunk < FAR:
+        start = max(start, p - p % x.chunk)
+    stop = min(x.stop, max(x.floor, p + x.right + 1), S)
+    prefix = max(min(x.first, p + x.reach + 1, S), 0)
+    return (prefix, start, stop) if start < stop else (prefix, 0, 0)
