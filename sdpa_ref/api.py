@@ -13,7 +13,7 @@ from sdpa_ref.spelling import unknown_keyword
 from sdpa_ref.state import AttentionState
 
 _OUTPUT = frozenset({"output"})
-_STATE = frozenset({"output", "lse"})
+_STATE = frozenset({"output", "lse", "m", "z"})
 _WEIGHTS = frozenset({"weights"})
 
 
@@ -163,7 +163,9 @@ def sdpa_state(
     )
     result = registry.choose(problem, backend).forward(problem, _STATE)
     output = problem.to_caller(result.output) if out is None else _into(out, problem, result.output)
-    return AttentionState(output, problem.to_caller(result.lse, rows_last=True), layout)
+    rows = (result.lse, result.m, result.z)
+    lse, m, z = (None if x is None else problem.to_caller(x, rows_last=True) for x in rows)
+    return AttentionState(output, lse, layout)._with(m, z)
 
 
 def sdpa_weights(

@@ -40,11 +40,17 @@ NO_VALUE: Any = object()  # instead of a value where only weights are wanted
 
 
 class Result(NamedTuple):
-    """What a backend computed, in canonical order; None for what was not wanted."""
+    """What a backend computed, in canonical order; None for what was not wanted.
+
+    `m` is the largest score of each row, the sink's included, and `z` the sum of the exponentials beside it; -inf and 0
+    for a row without any. Weights are made again from these two: in the lse the logarithm of z drowns beside a large m.
+    """
 
     output: Array = None
     lse: Array = None
     weights: Array = None
+    m: Array = None
+    z: Array = None
 
 
 class Problem(NamedTuple):

@@ -37,6 +37,15 @@ class Stages(NamedTuple):
     output: Array
 
 
+class Softmax(NamedTuple):
+    """The softmax of each row: its largest score, sum of exponentials beside it, weights, and the sink's weight."""
+
+    m: Array
+    z: Array
+    weights: Array
+    sink: Array
+
+
 def unavailable() -> str | None:
     """Return why the backend cannot run here: it always can."""
     return None
@@ -50,12 +59,15 @@ def unsupported(problem: Problem) -> str | None:
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse and weights, rounded once."""
     exact = stages(problem)
+    with np.errstate(all="ignore"):
+        soft = softmax(exact.biased, exact.keep, problem.sink)
     output = None
     if "output" in want:
         output = problem.new_output()
         output[...] = _round(exact.output, problem.dtype)
     lse = _round(exact.lse, problem.acc_dtype) if "lse" in want else None
-    return Result(output, lse, _round(exact.weights, problem.dtype) if "weights" in want else None)
+    weights = _round(exact.weights, problem.dtype) if "weights" in want else None
+    return Result(output, lse, weights, soft.m, soft.z)
 
 
 def stages(problem: Problem) -> Stages:
@@ -71,13 +83,8 @@ def stages(problem: Problem) -> Stages:
             score = np.broadcast_to(p.score_mod(score, *_indices(p)), score.shape)
         score = np.where(keep, score, -np.inf)
 
-        sink = np.full(p.Hq, -np.inf) if p.sink is None else p.sink
-        m = np.maximum(score.max(-1, initial=-np.inf), sink[:, None])
-        m = np.where(m == -np.inf, 0, m)  # a row that sees nothing, where -inf - -inf would be NaN
-        e = np.exp(score - m[..., None])
-        z = e.sum(-1) + np.exp(sink[:, None] - m)
-        weights = np.where(keep, e / np.where(z == 0, 1, z)[..., None], 0)
-        lse = m + np.log(z)
+        soft = softmax(score, keep, p.sink)
+        weights, lse = soft.weights, soft.m + np.log(soft.z)
         if p.dropout is not None:
             kept = p.dropout.keep(score.shape, first_row=p.first_row)
             weights = weights * np.where(kept, p.dropout.factor, 0)
@@ -87,6 +94,17 @@ def stages(problem: Problem) -> Stages:
     return Stages(raw, scaled, capped, score, keep, lse, weights, output)
 
 
+def softmax(score: Array, keep: Array, sink: Array) -> Softmax:
+    """Return the softmax over the last axis, with a logit a head that only adds to the sum."""
+    sink = np.full(score.shape[-3:-2], -np.inf) if sink is None else sink
+    m = np.maximum(score.max(-1, initial=-np.inf), sink[:, None])
+    base = np.where(m == -np.inf, 0, m)  # a row that sees nothing, where -inf - -inf would be NaN
+    e, e_sink = np.exp(score - base[..., None]), np.exp(sink[:, None] - base)
+    z = e.sum(-1) + e_sink
+    divisor = np.where(z == 0, 1, z)
+    return Softmax(m, z, np.where(keep, e / divisor[..., None], 0), e_sink / divisor)
+
+
 def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order and float64, those of broadcast inputs and bias not yet summed."""
     p, s = problem.rows(0, problem.L), stages(problem)
@@ -94,7 +112,8 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
     d_output, d_lse = _groups(_wide(grad_output), p), 0.0 if grad_lse is None else _wide(grad_lse)[..., None]
     with np.errstate(all="ignore"):
         seen = s.keep & ~_empty(s.biased)
-        weights = np.where(seen, (s if p.dropout is None else stages(p._replace(dropout=None))).weights, 0)
+        soft = softmax(s.biased, s.keep, p.sink)
+        weights = np.where(seen, soft.weights, 0)
         d_weights = _heads(d_output @ v.swapaxes(-1, -2), p)
         if p.dropout is not None:
             kept = p.dropout.keep(weights.shape, first_row=p.first_row)
@@ -104,7 +123,7 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
 
         d_sink = None
         if p.sink is not None:
-            share = np.where(s.lse == -np.inf, 0, np.exp(p.sink[:, None] - s.lse))[..., None]
+            share = soft.sink[..., None]
             d_sink = np.where(share == 0, 0, share * (d_lse - inner)).sum((-1, -2))
         if p.score_mod is not None:
             slope = p.score_mod.derivative(_biased(s.capped, p), *_indices(p))  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
 from .ahead import details, warmup
-from .plan import Plan, make_plan, missing_features
+from .plan import Plan, make_plan, missing_features, rounded_sink
 from .strips import compiled, forward_in_strips
 from .threads import run
 
@@ -29,7 +29,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
-    """Return what is wanted of output, lse and weights."""
+    """Return what is wanted of output, lse (with m and z) and weights."""
     if problem.blockwise or problem.score_mod is not None:
         score_mod = compiled(problem.score_mod, problem.acc_dtype.name)
         if problem.blockwise or score_mod is None:
@@ -42,7 +42,7 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
     from .gradients import differentiate  # whoever does not train does not wait for it
 
-    return differentiate(problem, grad_output, grad_lse, result, forward)
+    return differentiate(problem, grad_output, grad_lse, result, forward, attend)
 
 
 def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
@@ -53,6 +53,7 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     query, key, value = problem.query, problem.key, problem.value
     output = problem.new_output() if "output" in want else None
     lse = np.empty(query.shape[:-1], problem.acc_dtype) if "lse" in want else None
+    m, z = (np.empty_like(lse) if name in want else None for name in ("m", "z"))
     weights = None
     if "weights" in want:
         weights = np.zeros((*query.shape[:-1], problem.S), problem.dtype)
@@ -64,10 +65,11 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     others = None
     if lse is not None or not plan.bare:
         intervals = problem.intervals or (None, None, None)
-        options = (problem.dense, problem.bias, problem.slopes, problem.positions, problem.sink)
-        arrays = (lse, weights, *intervals, *options)
+        sink = None if problem.sink is None else rounded_sink(problem)
+        options = (problem.dense, problem.bias, problem.slopes, problem.positions, sink)
+        arrays = (lse, weights, *intervals, *options, m, z)
         others = np.array([0 if array is None else id(array) for array in arrays], np.int64)
     out, more = 0 if output is None else id(output), 0 if others is None else id(others)
     arguments = (plan.address, start, id(query), id(key), 0 if value is None else id(value), out, more)
     run(plan.kernel, arguments, plan.tasks, alone=plan.alone)
-    return Result(output, lse, weights)
+    return Result(output, lse, weights, m, z)

@@ -37,7 +37,8 @@ class Arrays(NamedTuple):
     value: int
     output: int
     grad: int
-    lse: int
+    m: int
+    factor: int
     grad_lse: int
     d_query: int
     d_key: int
@@ -61,6 +62,7 @@ def arrays_at(at):
         load_int64(at + 40), load_int64(at + 48), load_int64(at + 56), load_int64(at + 64), load_int64(at + 72),
         load_int64(at + 80), load_int64(at + 88), load_int64(at + 96), load_int64(at + 104), load_int64(at + 112),
         load_int64(at + 120), load_int64(at + 128), load_int64(at + 136), load_int64(at + 144),
+        load_int64(at + 152),
     )  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def kernel(sizes, general):
     @part
     def tile_bytes(p):
         """Return the size of a tile's state and tables."""
-        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 2) * p.width * size + 8 * FIELDS * p.width + 64
+        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 3) * p.width * size + 8 * FIELDS * p.width + 64
 
     @part
     def tile_at(p, state, b, kv, index):
@@ -136,15 +138,15 @@ def kernel(sizes, general):
         head, first = kv * p.group + index % heads * p.fold, index // heads * p.width
         filled, step = min(p.width, p.fold * p.L - first), p.width * size
         rows = rows_at(state + 64, p.width)
-        lse = state + 64 + 8 * FIELDS * p.width
-        query = lse + 2 * step
+        m = state + 64 + 8 * FIELDS * p.width
+        query = m + 3 * step
         grad = query + p.E * step
         query_rows = grad + p.Ev * step
         grad_rows = query_rows + p.E_row * step
         sums = grad_rows + p.Ev_row * step
         whole = sums + p.E_parts * step
         return Tile(
-            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state, lse, lse + step,
+            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state, m, m + step, m + 2 * step,
             query, grad, query_rows, grad_rows, sums, whole,
         )  # fmt: skip
 

@@ -9,8 +9,8 @@ from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
 from . import backward
-from .plan import SMALL, Sizes, host_registers, numbers_of, sizes_for
-from .strips import PRODUCT_ROWS, applied, scores
+from .plan import SMALL, Sizes, host_registers, numbers_of, rounded_sink, sizes_for
+from .strips import PRODUCT_ROWS, applied, compiled, forward_in_strips, scores
 from .threads import get_num_threads, run
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
@@ -26,22 +26,29 @@ class Flow(NamedTuple):
 
     grad: Array
     output: Array
-    lse: Array  # inf for an empty row
+    m: Array  # the largest score, inf for an empty row
+    factor: Array  # one by the sum of the exponentials, 0 for an empty row
     grad_lse: Array | None
 
     def rows(self, here: slice) -> "Flow":
         """Return that of some rows; what has no last axis is contiguous."""
         grad_lse = None if self.grad_lse is None else np.ascontiguousarray(self.grad_lse[..., here])
-        lse = np.ascontiguousarray(self.lse[..., here])
-        return Flow(self.grad[..., here, :], self.output[..., here, :], lse, grad_lse)
+        m, factor = (np.ascontiguousarray(array[..., here]) for array in (self.m, self.factor))
+        return Flow(self.grad[..., here, :], self.output[..., here, :], m, factor, grad_lse)
 
 
 def differentiate(
-    problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None, forward: Forward
+    problem: Problem,
+    grad_output: Array,
+    grad_lse: Array | None,
+    result: Result | None,
+    forward: Forward,
+    attend: Callable[..., Result],
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
-    A `result` in a 16-bit type is computed again: its output is rounded.
+    A `result` in a 16-bit type is computed again: its output is rounded. So is one whose scores were made in the
+    kernel by the user's function: here they are NumPy's, and weights from other scores would not sum to 1.
     """
     acc = problem.acc_dtype
     if problem.dtype != acc:
@@ -49,10 +56,15 @@ def differentiate(
         plans = problem.plans.setdefault("numba, wide", {})
         problem, result = problem._replace(query=query, key=key, value=value, dtype=acc, plans=plans), None
     problem = problem._replace(out=None)
-    output, lse, _ = result or forward(problem, frozenset({"output", "lse"}))
+    want = frozenset({"output", "lse", "m", "z"})
+    if compiled(problem.score_mod, acc.name) is not None:
+        result = forward_in_strips(problem, want, None, attend)
+    output, lse, _, m, z = result or forward(problem, want)
     empty = empty_rows(problem, lse, forward)
     grad_lse = None if grad_lse is None else as_type(grad_lse, acc)
-    flow = Flow(as_type(grad_output, acc), output, np.where(empty, acc.type(np.inf), lse), grad_lse)
+    with np.errstate(all="ignore"):
+        factor = np.where(empty, acc.type(0), acc.type(1) / z)
+    flow = Flow(as_type(grad_output, acc), output, np.where(empty, acc.type(np.inf), m), factor, grad_lse)
     whole = (*problem.batch, problem.Hq, problem.L, problem.S)
     shapes = [(1,) * (len(whole) - bias.ndim) + bias.shape for bias in problem.biases]
     if problem.blockwise or problem.score_mod is not None or any(shape != whole for shape in shapes):
@@ -62,24 +74,24 @@ def differentiate(
         pull(problem, flow.rows(slice(None)), gradients)
     if problem.sink is None:
         return gradients
-    return gradients._replace(sink=sink_gradient(problem.sink, flow._replace(lse=lse), empty))
+    return gradients._replace(sink=sink_gradient(rounded_sink(problem), flow, m, z, empty))
 
 
 def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Any:
     """Return, ``(*batch, Hq, L)``, which rows see nothing."""
     if problem.sink is None:
         return lse == -np.inf
-    alone = lse == problem.sink.astype(lse.dtype)[:, None]  # the sink, or what else there is vanishes beside it
+    alone = lse == rounded_sink(problem)[:, None]  # the sink, or what else there is vanishes beside it
     if not alone.any():
         return alone
     return forward(problem._replace(sink=None, plans={}), frozenset({"lse"})).lse == -np.inf
 
 
-def sink_gradient(sink: Array, flow: Flow, empty: Array) -> Array:
+def sink_gradient(sink: Array, flow: Flow, m: Array, z: Array, empty: Array) -> Array:
     """Return the gradient by the sink, ``(*batch, Hq)``."""
     with np.errstate(all="ignore"):
         inner = np.where(empty, 0, np.einsum("...d,...d->...", flow.grad, flow.output))
-        share = np.where(flow.lse == -np.inf, 0, np.exp(sink[:, None] - flow.lse))
+        share = np.where(z == 0, 0, np.exp(sink[:, None] - m) / z)
         change = share * ((0 if flow.grad_lse is None else flow.grad_lse) - inner)
     total: Array = np.where(share == 0, 0, change).sum(-1)
     return total
@@ -140,7 +152,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     memory[: n["counters"]] = 0
     intervals = problem.intervals or (None, None, None)
     arrays = (
-        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.lse, flow.grad_lse, gradients.query,
+        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse, gradients.query,
         gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias, problem.slopes,
         problem.positions,
     )  # fmt: skip

@@ -82,6 +82,11 @@ def in_range(problem: Any) -> tuple[float, float | None]:
     return scale, None if softcap is None else min(max(softcap, float(limits.tiny)), float(limits.max) / 4)
 
 
+def rounded_sink(problem: Any) -> Any:
+    """Return the sinks, float64, as numbers of the accumulation type: as scores are, beside which they count."""
+    return problem.sink.astype(problem.acc_dtype).astype(np.float64)
+
+
 def numbers_of(problem: Any, final: bool, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return one record of this type with the sizes and options of a problem; `final` is as in `make_plan`."""
     numbers = np.zeros(1, dtype)

@@ -29,6 +29,8 @@ class Arrays(NamedTuple):
     slopes: int
     position: int
     sink: int
+    m: int
+    z: int
 
 
 @part
@@ -68,10 +70,11 @@ def batch(array, inner, query, b):
 def arrays(query, key, value, out, others):
     """Return the arrays of a call; `others` is an int64 array of the addresses of all but four, 0 for none."""
     if others == 0:
-        return Arrays(query, key, value, out, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        return Arrays(query, key, value, out, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     at = data(others)
     return Arrays(
         query, key, value, out,
         load_int64(at), load_int64(at + 8), load_int64(at + 16), load_int64(at + 24), load_int64(at + 32),
         load_int64(at + 40), load_int64(at + 48), load_int64(at + 56), load_int64(at + 64), load_int64(at + 72),
+        load_int64(at + 80), load_int64(at + 88),
     )  # fmt: skip
