@@ -14,7 +14,7 @@ from sdpa_ref.spelling import checked, unknown_keyword
 from sdpa_ref.state import AttentionState
 
 _OUTPUT = frozenset({"output"})
-_STATE = frozenset({"output", "lse"})
+_STATE = frozenset({"output", "lse", "m", "z"})
 _WEIGHTS = frozenset({"weights"})
 
 
@@ -150,7 +150,8 @@ def sdpa_state(
     backend = checked(options, StateOptions).pop("backend", None)
     problem, caller = pose(query, key, value, **options, output=True)
     result = registry.choose(problem, backend).forward(problem, _STATE)
-    return AttentionState(caller.output(result.output), caller.lse(result.lse), caller.layout)
+    m, z = (None if number is None else caller.lse(number) for number in (result.m, result.z))
+    return AttentionState(caller.output(result.output), caller.lse(result.lse), caller.layout)._with(m, z)
 
 
 @spelled_out(Options)

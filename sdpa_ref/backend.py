@@ -260,11 +260,16 @@ class Result(NamedTuple):
     output : array, shape (*batch, Hq, L, Ev)
     lse : array, shape (*batch, Hq, L)
     weights : array, shape (*batch, Hq, L, S)
+    m, z : array, shape (*batch, Hq, L)
+        The largest score of each row, the sink's included, and the sum of the exponentials beside it; -inf and 0 for a
+        row without any. Weights are made again from these two: in the lse the logarithm of z drowns beside a large m.
     """
 
     output: Array = None
     lse: Array = None
     weights: Array = None
+    m: Array = None
+    z: Array = None
 
 
 class Gradients(NamedTuple):
@@ -305,7 +310,7 @@ class Backend(Protocol):
         """Return why it cannot solve this problem; None where it can."""
 
     def forward(self, problem: Problem, want: frozenset[str]) -> Result:
-        """Return what is wanted of "output", "lse" and "weights"."""
+        """Return what is wanted of "output", "lse" and "weights", or with "m" and "z" beside the lse."""
         ...
 
     def vjp(

@@ -38,6 +38,15 @@ class Stages(NamedTuple):
     output: Array
 
 
+class Softmax(NamedTuple):
+    """The softmax of each row: its largest score, sum of exponentials beside it, weights, and the sink's weight."""
+
+    m: Array
+    z: Array
+    weights: Array
+    sink: Array
+
+
 def unavailable() -> str | None:
     """Return why the backend cannot run here: it always can."""
     return None
@@ -49,17 +58,19 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
-    """Return what is wanted of output, lse and weights, rounded once."""
+    """Return what is wanted, rounded once; maximum and sum stay in float64."""
     exact = stages(problem)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
+        soft = softmax(exact.biased, exact.keep, problem.sink)
+        output = lse = weights = None
         if "output" in want:
             output = problem.new_output()
             output[...] = exact.output.astype(problem.dtype)
-        return Result(
-            output if "output" in want else None,
-            exact.lse.astype(problem.acc_dtype) if "lse" in want else None,
-            exact.weights.astype(problem.dtype) if "weights" in want else None,
-        )
+        if "lse" in want:
+            lse = exact.lse.astype(problem.acc_dtype)
+        if "weights" in want:
+            weights = exact.weights.astype(problem.dtype)
+    return Result(output, lse, weights, soft.m, soft.z)
 
 
 def stages(problem: Problem) -> Stages:
@@ -80,14 +91,8 @@ def stages(problem: Problem) -> Stages:
         # 5. dropped keys
         keep = p.kept()
         s = np.where(keep, s, -np.inf)
-        # 6. the exponentials and their sum
-        sink = np.full((p.Hq, 1), -np.inf) if p.sink is None else p.sink[:, None]
-        m = np.maximum(s.max(-1, initial=-np.inf), sink)
-        m = np.where(m == -np.inf, 0, m)  # a row that sees nothing, where -inf - -inf would be NaN
-        e = np.exp(s - m[..., None])
-        z = e.sum(-1) + np.exp(sink - m)
-        # 7. the weights
-        weights = np.where(keep, e / np.where(z == 0, 1, z)[..., None], 0)
+        # 6. and 7. the softmax
+        m, z, weights, _ = softmax(s, keep, p.sink)
         lse = m + np.log(z)
         # 8. the output
         if p.dropout is not None:
@@ -95,6 +100,17 @@ def stages(problem: Problem) -> Stages:
         seen = keep & (s.max(-1, initial=-np.inf) > -np.inf)[..., None]
         output = heads(p, mixed(groups(p, weights), groups(p, seen), v))
     return Stages(raw, scaled, capped, s, keep, lse, weights, output)
+
+
+def softmax(s: Array, keep: Array, sink: Array | None) -> Softmax:
+    """Return the softmax of each row, with a logit a head that only adds to the sum: steps 6 and 7."""
+    logit = -np.inf if sink is None else sink[:, None]
+    m = np.maximum(s.max(-1, initial=-np.inf), logit)
+    base = np.where(m == -np.inf, 0, m)  # a row that sees nothing, where -inf - -inf would be NaN
+    e, e_sink = np.exp(s - base[..., None]), np.exp(logit - base)
+    z = e.sum(-1) + e_sink
+    divisor = np.where(z == 0, 1, z)
+    return Softmax(m, z, np.where(keep, e / divisor[..., None], 0), e_sink / divisor)
 
 
 def wide(array: Array) -> Array:

@@ -19,7 +19,8 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
     with np.errstate(all="ignore"):
         seen = s.keep & (s.biased.max(-1, initial=-np.inf) > -np.inf)[..., None]
         # through the weighted sum and dropout
-        weights = np.where(seen, (s if p.dropout is None else reference.stages(p._replace(dropout=None))).weights, 0)
+        soft = reference.softmax(s.biased, s.keep, p.sink)
+        weights = np.where(seen, soft.weights, 0)
         d_weights = heads(p, d_output @ v.swapaxes(-1, -2))
         if p.dropout is not None:
             kept = p.dropout.keep(weights.shape, first_row=p.first_row)
@@ -29,7 +30,7 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
         d_score = np.where(seen, weights * (d_weights - inner + d_lse), 0)
         d_sink = None
         if p.sink is not None:
-            share = np.where(s.lse == -np.inf, 0, np.exp(p.sink[:, None] - s.lse))[..., None]
+            share = soft.sink[..., None]
             d_sink = np.where(share == 0, 0, share * (d_lse - inner)).sum((-1, -2))
         # through score_mod, bias and soft cap
         if p.score_mod is not None:

@@ -1,6 +1,6 @@
 """Partial attention that can be merged: a commutative monoid."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ class AttentionState:
 
     ``a + b`` is attention over the union of two disjoint sets of keys. The sum is commutative, and `empty` is its
     identity, so that any split of the keys, merged in any order, equals the whole within rounding.
+
+    In an lse the logarithm of the sum drowns beside a large maximum. A state that was computed here, by `sdpa_state` or
+    as a sum of states, remembers the two apart, and merges exactly at every size of score; one that is made of `output`
+    and `lse` is what these say.
 
     Under `Causal`, `Window` and whatever else depends on the position, each piece needs its own `query_offset`: that of
     the whole, as a number, less the first key of the piece. "end" would align each piece for itself.
@@ -52,6 +56,7 @@ class AttentionState:
     lse: Array
     layout: str = "HLE"
     has_sink: bool = False
+    _parts: Any = field(default=None, init=False, repr=False)  # the lse, and the maximum and the sum that it came from
 
     def __post_init__(self) -> None:
         if self.layout not in ("HLE", "LHE"):
@@ -108,11 +113,13 @@ class AttentionState:
                 f"{self.layout} {self.output.shape} and {other.layout} {other.output.shape}"
             )
         dtype = result_dtype(output=self.output.dtype, other=other.output.dtype)
-        lse, share_a, share_b = _union(self.lse, other.lse)
+        m, z, share_a, share_b = _union(*self._apart, *other._apart)
         with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
-            a, b = self.output.astype(lse.dtype), other.output.astype(lse.dtype)
+            a, b = self.output.astype(m.dtype), other.output.astype(m.dtype)
             mixed = share_a[..., None] * a + share_b[..., None] * b
-            return AttentionState(mixed.astype(dtype), lse, self.layout)
+            lse = (m + np.log(z)).astype(np.result_type(self.lse, other.lse))
+            lse = np.where(share_b == 0, self.lse, np.where(share_a == 0, other.lse, lse))
+            return AttentionState(mixed.astype(dtype), lse, self.layout)._with(m, z)
 
     def __radd__(self, other: object) -> "AttentionState":
         """Return the state itself for ``0 + state``, with which `sum` begins."""
@@ -129,22 +136,38 @@ class AttentionState:
         if self.has_sink:
             raise ValueError("the sink is added once, and this state has one")
         heads = 1 if self.lse.ndim == 1 else self.lse.shape[-1 if self.layout == "LHE" else -2]
-        logits = sink_logits(sink, heads, self.lse.dtype).astype(self.lse.dtype)
+        m, z = self._apart
+        logits = sink_logits(sink, heads, self.lse.dtype).astype(m.dtype)
         logits = module_of(kind(self.lse)).asarray(logits)
         if self.lse.ndim > 1 and self.layout == "HLE":
             logits = logits[:, None]
-        lse, share, _ = _union(self.lse, logits)
+        m, z, share, _ = _union(m, z, logits, 1)
         with np.errstate(all="ignore"):
-            output = (share[..., None] * self.output.astype(lse.dtype)).astype(self.output.dtype)
-        return AttentionState(output, lse, self.layout, has_sink=True)
+            output = (share[..., None] * self.output.astype(m.dtype)).astype(self.output.dtype)
+            lse = (m + np.log(z)).astype(self.lse.dtype)
+        return AttentionState(output, lse, self.layout, has_sink=True)._with(m, z)
+
+    @property
+    def _apart(self) -> tuple[Array, Any]:
+        """The maximum and the sum; the lse and 1 where these are unknown, or the lse was written to."""
+        if self._parts is None:
+            return self.lse, 1
+        lse, m, z = self._parts
+        known = self.lse == lse
+        return np.where(known, m, self.lse), np.where(known, z, 1).astype(z.dtype)
+
+    def _with(self, m: Array, z: Array) -> "AttentionState":
+        """Return the state itself, now with what its lse is made of."""
+        object.__setattr__(self, "_parts", None if m is None else (self.lse.copy(), m, z))
+        return self
 
 
-def _union(a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Return log(exp(a) + exp(b)) and the shares of a and b in it: -inf and 0, 0 where both are -inf."""
-    m = np.maximum(a, b)
+def _union(m_a: Array, z_a: Any, m_b: Array, z_b: Any) -> tuple[Array, Array, Array, Array]:
+    """Return maximum and sum of two states together, and the shares of both: -inf, 0, 0 and 0 where both are empty."""
+    m = np.maximum(m_a, m_b)
     with np.errstate(all="ignore"):
-        m = np.where(m == -np.inf, 0, m).astype(m.dtype)
-        ea, eb = np.exp(a - m), np.exp(b - m)
-        z = ea + eb
-        safe = np.where(z == 0, 1, z).astype(z.dtype)
-        return m + np.log(z), ea / safe, eb / safe
+        base = np.where(m == -np.inf, 0, m).astype(m.dtype)
+        a, b = z_a * np.exp(m_a - base), z_b * np.exp(m_b - base)
+        z = a + b
+        divisor = np.where(z == 0, 1, z).astype(z.dtype)
+        return m, z, a / divisor, b / divisor

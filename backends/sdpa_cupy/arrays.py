@@ -55,6 +55,8 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
         result.output[at] = o.astype(p.dtype)
     if result.lse is not None:
         result.lse[at] = base + xp.log(z)
+    if result.m is not None:
+        result.m[at], result.z[at] = top, z
     if result.weights is not None:
         for tile in tiles:
             s, keep = _scores(p, xp, query, b, at, tile)

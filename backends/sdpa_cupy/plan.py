@@ -22,6 +22,7 @@ VIEW = np.dtype([("data", np.uint64), ("batch", np.int64, AXES), ("head", np.int
                  ("column", np.int64)])  # fmt: skip
 VIEWS = {  # the arrays of the parameter block, and the axes that each has behind those of the batch
     "query": "hrc", "key": "hrc", "value": "hrc", "out": "hrc", "lse": "hr", "weights": "hrc",
+    "m": "hr", "z": "hr",
     "prefix": "r", "start": "r", "stop": "r", "position": "r", "dense": "hrc", "bias": "hrc",
     "slopes": "h", "sink": "h",
 }  # fmt: skip
@@ -133,7 +134,7 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
 
 
 def bound(
-    plan: Plan, address: Callable[[Any], int], problem: Any, output: Any, lse: Any, weights: Any, workspace: int
+    plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, workspace: int
 ) -> np.ndarray[Any, Any]:
     """Return the parameter block for arrays that all lie where the kernels run.
 
@@ -144,14 +145,14 @@ def bound(
         Gives the address of an array's first element.
     problem : Problem
         With `intervals`, `positions`, `slopes` and `sink` in the device's memory, too.
-    output, lse, weights : array or None
-        What is to be filled, canonical.
+    result : Result
+        What is to be filled.
     workspace : int
         Address of the workspace, 0 for none.
     """
     intervals = problem.intervals or (None, None, None)
-    arrays = (problem.query, problem.key, problem.value, output, lse, weights, *intervals, problem.positions,
-              problem.dense, problem.bias, problem.slopes, problem.sink)  # fmt: skip
+    arrays = (problem.query, problem.key, problem.value, *result, *intervals, problem.positions, problem.dense,
+              problem.bias, problem.slopes, problem.sink)  # fmt: skip
     axes = len(problem.batch)
     words = []
     for array, inner in zip(arrays, VIEWS.values(), strict=True):
@@ -159,6 +160,7 @@ def bound(
     block = plan.parameters.copy()
     block.view(np.int64)[: len(words)] = words
     block["workspace"] = workspace
+    output = result.output
     block["out_chunks"] = output is not None and _steps(output, 16 // output.dtype.itemsize, address(output))
     return block
 

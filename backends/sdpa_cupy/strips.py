@@ -30,14 +30,12 @@ def new_result(problem: Problem, want: frozenset[str], empty: Callable[..., Any]
         problem.new_output() if "output" in want else None,
         empty(shape, problem.acc_dtype) if "lse" in want else None,
         empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
+        *(empty(shape, problem.acc_dtype) if name in want else None for name in ("m", "z")),
     )
 
 
 def rows_of(result: Result, rows: slice) -> Result:
     """Return the views of these query rows."""
-    output, lse, weights = result
-    return Result(
-        None if output is None else output[..., rows, :],
-        None if lse is None else lse[..., rows],
-        None if weights is None else weights[..., rows, :],
-    )
+    wide = {"output": (rows, slice(None)), "weights": (rows, slice(None))}
+    cut = ((array, wide.get(name, (rows,))) for name, array in result._asdict().items())
+    return Result(*(None if array is None else array[(..., *index)] for array, index in cut))

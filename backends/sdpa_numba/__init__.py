@@ -30,7 +30,7 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
-    """Return what is wanted of output, lse and weights."""
+    """Return what is wanted of output, lse (with m and z) and weights."""
     if problem.blockwise or problem.score_mod is not None:
         score_mod = compiled(problem.score_mod, problem.acc_dtype.name)
         if problem.blockwise or score_mod is None:
@@ -43,4 +43,4 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
     from .gradients import differentiate  # whoever does not train does not wait for it
 
-    return differentiate(problem, grad_output, grad_lse, result, forward)
+    return differentiate(problem, grad_output, grad_lse, result, forward, attend)

@@ -11,24 +11,12 @@ from .compilation import kernel as compiled
 from .compilation import part
 from .emit import itemsize
 from .pack import transposing, value_packer
-from .plan import NUMBERS
 from .pullback import Block, Tile
+from .record import OPTIONS, SHAPE
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
-from .simd import allocate, load_int64, loader, record_reader, release, splatter, storer
+from .simd import allocate, load_int64, loader, record_reader, release, splatter, storer, tuple_reader
 from .tasks import OVERHEAD, next_task, proceed
 from .views import batch, data, stride
-
-BACKWARD = np.dtype(
-    [(name, np.int64) for name in (
-        "width",  # rows of a tile
-        "E_row", "Ev_row", "E_parts",  # numbers from one packed row to the next, and rows of dQ.T
-        "chunk", "chunks", "split",  # keys whose dQ is summed up first, their number, tasks of a key head
-        "resume", "final",  # whether dK and dV are added to, whether the bias holds the scores
-    )]
-    + NUMBERS.descr
-)  # fmt: skip
-read_numbers = record_reader(BACKWARD)
-
 
 class Arrays(NamedTuple):
     """The arrays of a call, each by the address of its object; 0 for what is absent."""
@@ -38,7 +26,8 @@ class Arrays(NamedTuple):
     value: int
     output: int
     grad: int
-    lse: int
+    m: int
+    factor: int
     grad_lse: int
     d_query: int
     d_key: int
@@ -48,21 +37,27 @@ class Arrays(NamedTuple):
     prefix: int
     start: int
     stop: int
-    dense: int
+    keep: int
     bias: int
     slopes: int
-    position: int
+    positions: int
 
 
-@part
-def arrays_at(at):
-    """Return the arrays whose addresses are listed there."""
-    return Arrays(
-        load_int64(at), load_int64(at + 8), load_int64(at + 16), load_int64(at + 24), load_int64(at + 32),
-        load_int64(at + 40), load_int64(at + 48), load_int64(at + 56), load_int64(at + 64), load_int64(at + 72),
-        load_int64(at + 80), load_int64(at + 88), load_int64(at + 96), load_int64(at + 104), load_int64(at + 112),
-        load_int64(at + 120), load_int64(at + 128), load_int64(at + 136), load_int64(at + 144),
-    )  # fmt: skip
+BACKWARD = np.dtype(
+    [(name, np.int64) for name in (
+        *Arrays._fields,
+        *OPTIONS,
+        *SHAPE,
+        "fold", "units", "regular", "tiles", "strip",  # as in the record of the forward kernels
+        "width",  # rows of a tile
+        "E_row", "Ev_row", "E_parts",  # numbers from one packed row to the next, and rows of dQ.T
+        "chunk", "chunks", "split",  # keys whose dQ is summed up first, their number, tasks of a key head
+        "resume", "final",  # whether dK and dV are added to, whether the bias holds the scores
+        "block_bytes", "counters", "memory",
+    )]
+    + [("scale", np.float64), ("softcap", np.float64), ("dropout_factor", np.float64)]
+)  # fmt: skip
+read_record, read_arrays = record_reader(BACKWARD), tuple_reader(Arrays, BACKWARD)
 
 
 @cache
@@ -128,7 +123,7 @@ def kernel(sizes, general):
     @part
     def tile_bytes(p):
         """Return the size of a tile's state and tables."""
-        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 2) * p.width * size + 8 * FIELDS * p.width + 64
+        return (p.E + p.Ev + p.E_row + p.Ev_row + 2 * p.E_parts + 3) * p.width * size + 8 * FIELDS * p.width + 64
 
     @part
     def tile_at(p, state, b, kv, index):
@@ -137,15 +132,15 @@ def kernel(sizes, general):
         head, first = kv * p.group + index % heads * p.fold, index // heads * p.width
         filled, step = min(p.width, p.fold * p.L - first), p.width * size
         rows = rows_at(state + 64, p.width)
-        lse = state + 64 + 8 * FIELDS * p.width
-        query = lse + 2 * step
+        m = state + 64 + 8 * FIELDS * p.width
+        query = m + 3 * step
         grad = query + p.E * step
         query_rows = grad + p.Ev * step
         grad_rows = query_rows + p.E_row * step
         sums = grad_rows + p.Ev_row * step
         whole = sums + p.E_parts * step
         return Tile(
-            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state, lse, lse + step,
+            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state, m, m + step, m + 2 * step,
             query, grad, query_rows, grad_rows, sums, whole,
         )  # fmt: skip
 
@@ -176,9 +171,9 @@ def kernel(sizes, general):
             turn_out(sums + r * size, across, min(lanes, tile.filled - r), p.E, to, p.E * size, size)
 
     @compiled
-    def pull(worker, plan, memory, arrays):
+    def pull(worker, record):
         """Compute dQ, dK and dV, and dS where it is asked for."""
-        p, a = read_numbers(plan), arrays_at(arrays)
+        p, a = read_record(record), read_arrays(record)
         own = p.chunks if p.split == 1 else 1  # chunks of a task
         tiles = p.group // p.fold * p.tiles
         sum_bytes = p.E_parts * p.width * size
@@ -193,7 +188,7 @@ def kernel(sizes, general):
             unit, index = task // p.split, task % p.split
             b, kv = unit // p.Hkv, unit % p.Hkv
             key0, key1 = index * own * p.chunk, min((index + 1) * own * p.chunk, p.S)
-            shares = memory + p.counters + unit * p.split * tiles * sum_bytes
+            shares = p.memory + p.counters + unit * p.split * tiles * sum_bytes
             for j0 in range(key0, key1, block):
                 if not proceed(worker, pack_work):
                     break
@@ -221,7 +216,7 @@ def kernel(sizes, general):
                         for x in range(first, last):
                             tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)
                             j, end, complete = j0, min(j0 + block, p.S), True
-                            if a.stop:
+                            if p.visible:
                                 j, end, complete = visible(tile.rows, tile.vectors * lanes, j, end)
                             if j < end and not (general and a.keep and drops_all(a, tile.rows, tile.filled, j, end)):
                                 pull_block(p, a, b, tile, keys, j0, j, end, complete, work)
@@ -242,7 +237,7 @@ def kernel(sizes, general):
                 rows, row = min(block, p.S - j0), (b * p.Hkv + kv) * p.S + j0
                 unpack(rows, p.E, keys.d_keys, p.E_row * size, data(a.d_key) + row * p.E * size)
                 unpack(rows, p.Ev, keys.d_values, p.Ev_row * size, data(a.d_value) + row * p.Ev * size)
-            if p.split > 1 and add(memory + 8 * unit, 1) == p.split - 1:
+            if p.split > 1 and add(p.memory + 8 * unit, 1) == p.split - 1:
                 for x in range(tiles):
                     tile = tile_at(p, states, b, kv, x)
                     for other in range(p.split):

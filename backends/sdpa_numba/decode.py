@@ -178,7 +178,11 @@ def kernel(dtype, sizes):
         ratio, top, total = finish(float(load_one(m)), float(load_one(z)), a.sink, at(rows.h, r))
         h, i = at(rows.h, r), at(rows.i, r)
         if a.lse:
-            store(data(a.lse) + ((b * p.Hq + h) * p.L + i) * size, number(lse_of(top, total)))
+            row = ((b * p.Hq + h) * p.L + i) * size
+            store(data(a.lse) + row, number(lse_of(top, total)))
+            if a.m:
+                store(data(a.m) + row, number(top))
+                store(data(a.z) + row, number(total))
         if a.out:
             to = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2)
             for d in range(p.Ev):

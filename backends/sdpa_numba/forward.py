@@ -36,6 +36,7 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
         run(plan.kernel, _PLAIN.pack(*first, plan.sizes, scale), plan.settle)
         return Result(output)
     lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
+    m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
     weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
     kind, band, table, place = ALL, None, None, _NO_BAND
     prefix = start = stop = None
@@ -50,15 +51,21 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
         if not all(type(number) is int for number in band):
             place, table = _NO_BAND, banded(band, form.batch)
     seed, threshold, factor = (0, 0, 1.0) if dropout is None else (dropout.seed, dropout.threshold, dropout.factor)
-    arrays = (lse, weights, prefix, start, stop, keep, bias, slopes, positions, sink)
+    sink = None if sink is None else rounded_sink(problem)
+    arrays = (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions, sink)
     record = _FULL.pack(
         *first, plan.sizes, scale, *[0 if array is None else id(array) for array in arrays],
-        kind, *((0, 0, 0) if table is None else (table.ctypes.data, table.strides[0], 8)), *place,
+        kind, *((0, 0, 0) if table is None else (table.ctypes.data, table.strides[0], 8)),
         0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold, seed & 0xFFFFFFFF, seed >> 32,
-        softcap or 0.0, factor,
+        *place, softcap or 0.0, factor,
     )  # fmt: skip
     run(plan.kernel, record, plan.settle)
-    return Result(output, lse, weights)
+    return Result(output, lse, weights, m, z)
+
+
+def rounded_sink(problem: Problem) -> Any:
+    """Return the sinks, float64, as numbers of the accumulation type: as scores are, beside which they count."""
+    return problem.sink.astype(problem.acc_dtype).astype(np.float64)
 
 
 def banded(band: Band, batch: tuple[int, ...]) -> Any:

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.masks import Band
 
 from . import backward
-from .plan import SMALL, Sizes, host_registers, numbers_of, sizes_for
-from .strips import PRODUCT_ROWS, applied, scores
+from .forward import BIAS_CODES, banded, rounded_sink
+from .plan import host_registers, sizes_for
+from .record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
+from .strips import PRODUCT_ROWS, applied, compiled, forward_in_strips, scores
 from .threads import get_num_threads, run
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
@@ -25,33 +28,45 @@ class Flow(NamedTuple):
 
     grad: Array
     output: Array
-    lse: Array  # inf for an empty row
+    m: Array  # the largest score, inf for an empty row
+    factor: Array  # one by the sum of the exponentials, 0 for an empty row
     grad_lse: Array | None
 
     def rows(self, here: slice) -> "Flow":
         """Return that of some rows; what has no last axis is contiguous."""
         grad_lse = None if self.grad_lse is None else np.ascontiguousarray(self.grad_lse[..., here])
-        lse = np.ascontiguousarray(self.lse[..., here])
-        return Flow(self.grad[..., here, :], self.output[..., here, :], lse, grad_lse)
+        m, factor = (np.ascontiguousarray(array[..., here]) for array in (self.m, self.factor))
+        return Flow(self.grad[..., here, :], self.output[..., here, :], m, factor, grad_lse)
 
 
 def differentiate(
-    problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None, forward: Forward
+    problem: Problem,
+    grad_output: Array,
+    grad_lse: Array | None,
+    result: Result | None,
+    forward: Forward,
+    attend: Callable[..., Result],
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
-    A `result` in a 16-bit type is computed again: its output is rounded.
+    A `result` in a 16-bit type is computed again: its output is rounded. So is one whose scores were made in the
+    kernel by the user's function: here they are NumPy's, and weights from other scores would not sum to 1.
     """
     acc = problem.acc_dtype
     if problem.dtype != acc:
         query, key, value = (as_type(array, acc) for array in (problem.query, problem.key, problem.value))
-        plans = problem.plans.setdefault("numba, wide", {})
-        problem, result = problem._replace(query=query, key=key, value=value, dtype=acc, plans=plans), None
+        form = problem.form._replace(dtype=acc)
+        problem, result = problem._replace(form=form, query=query, key=key, value=value), None
     problem = problem._replace(out=None)
-    output, lse, _ = result or forward(problem, frozenset({"output", "lse"}))
+    want = frozenset({"output", "lse", "m", "z"})
+    if compiled(problem.score_mod, acc.name) is not None:
+        result = forward_in_strips(problem, want, None, attend)
+    output, lse, _, m, z = result or forward(problem, want)
     empty = empty_rows(problem, lse, forward)
     grad_lse = None if grad_lse is None else as_type(grad_lse, acc)
-    flow = Flow(as_type(grad_output, acc), output, np.where(empty, acc.type(np.inf), lse), grad_lse)
+    with np.errstate(all="ignore"):
+        factor = np.where(empty, acc.type(0), acc.type(1) / z)
+    flow = Flow(as_type(grad_output, acc), output, np.where(empty, acc.type(np.inf), m), factor, grad_lse)
     whole = (*problem.batch, problem.Hq, problem.L, problem.S)
     shapes = [(1,) * (len(whole) - bias.ndim) + bias.shape for bias in problem.biases]
     if problem.blockwise or problem.score_mod is not None or any(shape != whole for shape in shapes):
@@ -61,24 +76,24 @@ def differentiate(
         pull(problem, flow.rows(slice(None)), gradients)
     if problem.sink is None:
         return gradients
-    return gradients._replace(sink=sink_gradient(problem.sink, flow._replace(lse=lse), empty))
+    return gradients._replace(sink=sink_gradient(rounded_sink(problem), flow, m, z, empty))
 
 
 def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Any:
     """Return, ``(*batch, Hq, L)``, which rows see nothing."""
     if problem.sink is None:
         return lse == -np.inf
-    alone = lse == problem.sink.astype(lse.dtype)[:, None]  # the sink, or what else there is vanishes beside it
+    alone = lse == rounded_sink(problem)[:, None]  # the sink, or what else there is vanishes beside it
     if not alone.any():
         return alone
-    return forward(problem._replace(sink=None, plans={}), frozenset({"lse"})).lse == -np.inf
+    return forward(problem._replace(sink=None), frozenset({"lse"})).lse == -np.inf
 
 
-def sink_gradient(sink: Array, flow: Flow, empty: Array) -> Array:
+def sink_gradient(sink: Array, flow: Flow, m: Array, z: Array, empty: Array) -> Array:
     """Return the gradient by the sink, ``(*batch, Hq)``."""
     with np.errstate(all="ignore"):
         inner = np.where(empty, 0, np.einsum("...d,...d->...", flow.grad, flow.output))
-        share = np.where(flow.lse == -np.inf, 0, np.exp(sink[:, None] - flow.lse))
+        share = np.where(z == 0, 0, np.exp(sink[:, None] - m) / z)
         change = share * ((0 if flow.grad_lse is None else flow.grad_lse) - inner)
     total: Array = np.where(share == 0, 0, change).sum(-1)
     return total
@@ -122,7 +137,7 @@ def with_slopes(problem: Problem, product: int) -> tuple[Problem, Array, Array]:
     with np.errstate(all="ignore"):
         s, derivative = (applied(problem, f, biased) for f in (function, function.derivative))
         slope = derivative if problem.softcap is None else derivative * (1 - (capped / problem.softcap) ** 2)
-    part = problem._replace(softcap=None, bias=s, slopes=None, positions=None, dense=keep, score_mod=None)
+    part = problem._replace(softcap=None, bias=s, slopes=None, positions=None, keep=keep, score_mod=None)
     return part, np.ascontiguousarray(slope, s.dtype), derivative
 
 
@@ -131,30 +146,51 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     if 0 in (problem.B, problem.Hq, problem.L, problem.S):
         return
     sizes = sizes_for(problem.acc_dtype.name, *host_registers())
-    numbers = numbers_of(problem, slope is not None, backward.BACKWARD)
-    n = numbers[0]
-    n["resume"], n["final"] = not first, slope is not None
+    record, table = record_of(problem, slope is not None)
+    n = record[0]
+    n["resume"] = not first
     shares = set_sizes(n, problem, sizes)
     memory = np.empty(n["counters"] + shares, np.uint8)
     memory[: n["counters"]] = 0
-    intervals = problem.intervals or (None, None, None)
+    n["memory"] = memory.ctypes.data
+    intervals = problem.visible if n["visible"] == INTERVALS else (None, None, None)
     arrays = (
-        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.lse, flow.grad_lse, gradients.query,
-        gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias, problem.slopes,
-        problem.positions,
+        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse,
+        gradients.query, gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.keep, problem.bias,
+        problem.slopes, problem.positions,
     )  # fmt: skip
-    addresses = np.array([0 if array is None else id(array) for array in arrays], np.int64)
-    changes = problem.dense, problem.bias, problem.slopes, problem.dropout, problem.softcap
+    for name, array in zip(backward.Arrays._fields, arrays, strict=True):
+        n[name] = 0 if array is None else id(array)
+    changes = problem.keep, problem.bias, problem.slopes, problem.dropout, problem.softcap
     kernel = backward.kernel(sizes, any(change is not None for change in changes))
     alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= SMALL
-    arguments = numbers.ctypes.data, memory.ctypes.data, addresses.ctypes.data
-    run(kernel, arguments, int(n["units"] * n["split"]), alone=alone)
+    run(kernel, record.tobytes(), most=0 if alone else int(n["units"] * n["split"]) - 1)
+    del table  # until here the kernel reads it
+
+
+def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
+    """Return the record of a problem with its sizes and options, and what it points to; `final` as in `attend`."""
+    record = np.zeros(1, backward.BACKWARD)
+    n = record[0]
+    for name in (*SHAPE, "first_row", "scale"):
+        n[name] = getattr(problem, name)
+    n["softcap"], n["bias_drops"], n["final"] = problem.softcap or 0, not final, final
+    if problem.bias is not None:
+        n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
+    if problem.dropout is not None:
+        n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
+        n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
+    band = problem.visible if isinstance(problem.visible, Band) else Band(problem.offset)
+    n["visible"] = ALL if problem.visible is None else BAND if band is problem.visible else INTERVALS
+    table = banded(band, problem.batch)
+    n["band"], n["band_field"], n["band_entry"] = table.ctypes.data, table.strides[0], 8
+    return record, table
 
 
 def set_sizes(n: Any, problem: Problem, sizes: Sizes) -> int:
     """Set how the work is cut up, and return how many bytes the tasks share."""
     unit, group, units = problem.acc_dtype.itemsize, problem.group, problem.B * problem.Hkv
-    strip = 1 if problem.intervals is None else 2  # tiles: the finer they are, the more of the keys a mask skips
+    strip = 1 if problem.visible is None else 2  # tiles: the finer they are, the more of the keys a mask skips
     width = 2 // strip * sizes.lanes * sizes.tile_vectors
     fold = group if width > problem.L else 1
     tiles = -(-fold * problem.L // width)

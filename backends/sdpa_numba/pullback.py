@@ -1,10 +1,12 @@
 """What a tile of query rows and a block of keys add to the gradients. Lanes are query rows, as in `tiles`.
 
-The weights w are computed again from the scores s and the lse, so that nothing of size L times S is kept:
+The weights w are computed again from the scores s, so that nothing of size L times S is kept:
 
-    w = exp(s - lse)    dP = V @ dO.T    dS = w * (dP - D)    dV += w @ dO    dK += dS @ Q    dQ.T += K.T @ dS
+    w = exp(s - m) / z    dP = V @ dO.T    dS = w * (dP - D)    dV += w @ dO    dK += dS @ Q    dQ.T += K.T @ dS
 
-where D, a number a row, is what the sum of w * dP over the row's keys comes to: dO times the output.
+where m and z, a row's largest score and its sum of exponentials, are those of the forward pass, and D, a number a row
+too, is what the sum of w * dP over the row's keys comes to: dO times the output. The scores have the bits that they had
+in the forward pass, and m is subtracted before z counts: so weights sum to 1 at every size of score.
 """
 
 from typing import NamedTuple
@@ -29,7 +31,8 @@ class Tile(NamedTuple):
     filled: int
     vectors: int
     flags: int  # whether all numbers of the rows are finite, and whether no row is empty
-    lse: int  # inf for an empty row
+    m: int  # the largest score, inf for an empty row
+    factor: int  # one by the sum of the exponentials, 0 for an empty row
     inner: int  # D, less what flows in through the lse
     query: int  # [E][lanes]
     grad: int  # [Ev][lanes]
@@ -53,7 +56,7 @@ def functions(sizes, general):
     """Return ``place_tile`` and ``pull_block`` for this type, without what only `general` problems need."""
     acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     block, tile_rows, vector = sizes.block, sizes.tile_rows, lanes * itemsize(acc)
-    zero, one, inf = number(0), number(1), np.inf
+    zero, one = number(0), number(1)
     load, store, splat, load_one = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), loader(acc, acc)
     store_flag = storer("int64")
     pack_rows, (turn_in, turn_out) = value_packer(acc, acc, lanes), transposing(acc, acc, acc, lanes)
@@ -105,11 +108,12 @@ def functions(sizes, general):
         finite = gather(p, a.query, a.query, b, tile, p.E, tile.query_rows, query_row)
         finite &= gather(p, a.grad, a.query, b, tile, p.Ev, tile.grad_rows, grad_row)
         gather(p, a.output, a.query, b, tile, p.Ev, spare, grad_row)
-        solid, bounded, lse, inner = True, True, zero, zero
+        solid, bounded, m, factor, inner = True, True, zero, zero, zero
         for r in range(tile.vectors * lanes):
             if r < tile.filled:  # a missing row repeats the last one
-                inner, lse = zero, load_one(data(a.lse) + (tile.first + r) * size)
-                if lse == inf:
+                inner, m = zero, load_one(data(a.m) + (tile.first + r) * size)
+                factor = load_one(data(a.factor) + (tile.first + r) * size)
+                if factor == zero:
                     solid = False
                     clear(tile.query_rows + r * query_row, tile.query_rows + r * query_row + p.E * size)
                     clear(tile.grad_rows + r * grad_row, tile.grad_rows + r * grad_row + p.Ev * size)
@@ -121,8 +125,9 @@ def functions(sizes, general):
                         inner += lane(total, x)
                     if a.grad_lse:
                         inner -= load_one(data(a.grad_lse) + (tile.first + r) * size)
-                    bounded &= (lse + inner) * zero == zero
-            store(tile.lse + r * size, lse)
+                    bounded &= (m + factor + inner) * zero == zero
+            store(tile.m + r * size, m)
+            store(tile.factor + r * size, factor)
             store(tile.inner + r * size, inner)
         if not (finite or solid):
             finite = all_finite(tile.query_rows, query_row, tile.filled, p.E)
@@ -139,9 +144,9 @@ def functions(sizes, general):
         across = tile.vectors * vector
         nothing = splat(zero if finite else number(np.nan))
         for v in range(0, across, vector):
-            lse, inner = load(tile.lse + v), load(tile.inner + v)
+            m, factor, inner = load(tile.m + v), load(tile.factor + v), load(tile.inner + v)
             for x in range(v, v + keys * across, across):
-                weight = exp(load(t + x) - lse)
+                weight = exp(load(t + x) - m) * factor
                 store(t + x, weight)
                 slope = select(weight == nothing, splat(zero), weight * (load(u + x) - inner))
                 store(u + x, slope * splat(scale))
@@ -163,7 +168,7 @@ def functions(sizes, general):
     @part
     def sees(p, a, tile, r, j):
         """Return whether row r keeps key j and is not empty."""
-        return load_one(tile.lse + r * size) != inf and keeps(p, a, tile.rows, r, j)
+        return load_one(tile.factor + r * size) != zero and keeps(p, a, tile.rows, r, j)
 
     @part
     def forget(p, a, tile, t, u, low, high):

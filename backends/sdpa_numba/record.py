@@ -39,6 +39,8 @@ class Arrays(NamedTuple):
     value: int
     out: int
     lse: int
+    m: int
+    z: int
     weights: int
     prefix: int
     start: int
@@ -65,16 +67,20 @@ class Bounds(NamedTuple):
     rows: int
 
 
+OPTIONS = (
+    "visible",  # how the visible keys are known
+    "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
+    "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
+)  # fmt: skip
+SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
 _ALWAYS = ("query", "key", "value", "out", "sizes")  # what every call writes; `scale` follows
 _RARELY = (
     *Arrays._fields[4:],
-    "visible",  # how the visible keys are known
-    "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
+    *OPTIONS,
     *(f"band_{name}" for name in Bounds._fields),  # the numbers, where all entries share them
-    "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
-)  # fmt: skip
+)
 _SETTLED = (
-    "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group",  # as in the problem
+    *SHAPE,
     "fold", "units", "regular",  # heads whose rows share tiles, groups of such heads, whether rows are equidistant
     "tiles", "strip", "strips",  # tiles of a unit, tiles of a strip, strips of a unit
     "block_bytes", "packed", "counters", "memory",  # size of a packed block, whether all are packed beforehand, ...

@@ -42,6 +42,7 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
         problem.new_output() if "output" in want else None,
         np.empty(shape, problem.acc_dtype) if "lse" in want else None,
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
+        *(np.empty(shape, problem.acc_dtype) if name in want else None for name in ("m", "z")),
     )
     product = max(1, min(PRODUCT_ROWS, problem.L))
     products = NUMBERS_AT_ONCE // max(1, product * problem.B * problem.Hq * problem.S)
@@ -54,7 +55,7 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
             part = attend(strip, want, score_mod)
         for name in want:
             target, source = getattr(whole, name), getattr(part, name)
-            if name == "lse":
+            if name in ("lse", "m", "z"):
                 target[..., i : i + rows] = source
             else:
                 target[..., i : i + rows, :] = source

@@ -157,8 +157,11 @@ def functions(dtype, sizes, general, score_mod):
             ratio, top, total = finish(m, z, a.sink, at(tile.rows.h, r))
             store(tile.factor + r * size, number(ratio))
             if a.lse and r < tile.filled:
-                to = data(a.lse) + ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size
-                store(to, number(lse_of(top, total)))
+                row = ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size
+                store(data(a.lse) + row, number(lse_of(top, total)))
+                if a.m:
+                    store(data(a.m) + row, number(top))
+                    store(data(a.z) + row, number(total))
         if a.out == 0:
             return
         for v in range(0, across, vector):

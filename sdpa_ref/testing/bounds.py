@@ -55,6 +55,7 @@ class Softmax(NamedTuple):
     floor: Array  # sum of share * e**-d, the sink's included
     sink_share: Array
     sink_change: Array
+    total: Array  # sum of the exponentials beside the largest score of a key, the sink's included
     overflows: Array  # whether a score may leave the range of the accumulation type
 
 
@@ -81,6 +82,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
     """Return the exact softmax and how far rounding may move it (steps 1 and 2)."""
     u = unit(p.acc_dtype)
     score, lse = exact.biased, exact.lse[..., None]
+    soft = reference.softmax(score, exact.keep, p.sink)
     seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
     counts = seen & (score > -np.inf)
     error, largest = _score_error(p, exact, u)
@@ -89,8 +91,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
     error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4), 0)
     error = np.minimum(error, _ANYTHING)
-    share = np.where(counts, np.exp(score - lse), 0)
-    sink_share = np.where(sink > -np.inf, np.exp(sink - lse), 0)
+    share, sink_share = np.where(counts, soft.weights, 0), soft.sink[..., None]
     sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4), 0)
     floor = (share * np.exp(-error)).sum(-1, keepdims=True) + sink_share * np.exp(-sink_error)
     factor = 1.0 if p.dropout is None else p.dropout.factor * p.dropout.keep(seen.shape, first_row=p.first_row)
@@ -103,6 +104,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
         floor=np.where(floor == 0, 1, floor),
         sink_share=sink_share,
         sink_change=sink_share * np.expm1(sink_error),
+        total=soft.z[..., None] * np.exp(soft.m[..., None] - score.max(-1, keepdims=True, initial=-np.inf)),
         overflows=np.asarray(overflows),
     )
 
@@ -164,7 +166,7 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
         )
         rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
         unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
-        sums = (share * values).sum(-2) * np.exp(exact.lse - exact.biased.max(-1, initial=-np.inf))[..., rows, None]
+        sums = (share * values).sum(-2) * s.total[..., rows, :]
         hopeless = beyond | unsure | (sums >= _half_of_range(p))
         bound[..., rows, :] = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
     return bound
@@ -192,6 +194,17 @@ def lse_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
     moved = np.maximum(np.log1p(s.change.sum(-1) + s.sink_change[..., 0]), -np.log(s.floor[..., 0]))
     rounded = sum_roundings(s, u) + 4 * u * (abs(m) + abs(exact.lse)) + merges * 4 * u * (1 + abs(exact.lse))
     return np.where(s.overflows[..., 0], np.inf, np.where(np.isfinite(exact.lse), moved + rounded, 0))
+
+
+def remade_error(s: Softmax) -> tuple[Array, Array]:
+    """Return how far the weights and that of the sink may be off where they are made again from rounded scores.
+
+    Numerators and denominators then err apart, but a weight stays between 0 and 1.
+    """
+    sums = s.change.sum(-1, keepdims=True) + s.sink_change
+    apart = ((change + share * sums, share) for change, share in ((s.change, s.share), (s.sink_change, s.sink_share)))
+    keys, sink = (np.minimum(moved / s.floor, np.maximum(share, 1 - share)) for moved, share in apart)
+    return np.where(s.seen, keys, 0), sink
 
 
 def sum_roundings(s: Softmax, u: float) -> Array:

@@ -65,6 +65,9 @@ class Capabilities:
         Whether there is `Target.state`, `Target.weights`, `Target.vjp`.
     lse_gradients : bool
         Whether `Target.vjp` takes ``grad_lse``, the gradient by the lse (with a sink: by the lse that includes it).
+    exact_merge : bool
+        That states merge exactly where scores are so large that the logarithm of a sum drowns in their lse. What the
+        merge needs for that is returned behind output and lse.
     lse_base : str
         "e" or "2": the base of the logarithm.
     empty_row : str
@@ -107,6 +110,7 @@ class Capabilities:
     mask_and_bias: bool = False
     offsets: tuple[str, ...] = ()
     lse: bool = False
+    exact_merge: bool = False
     lse_base: str = "e"
     weights: bool = False
     gradients: bool = False

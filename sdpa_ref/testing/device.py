@@ -21,10 +21,20 @@ def over(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
         options |= {name: moved(options[name]) for name in ("mask", "bias", "sink") if name in options}
         result = function(*map(moved, arrays), backend=backend, **options)
         if isinstance(result, sdpa_ref.AttentionState):
-            return result.output.get(), result.lse.get()
+            return _triple(result)
         return result.get()
 
     return computed
+
+
+def merged(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the merge of two states as `over` returns them, computed where they lie."""
+    return _triple(a[2] + b[2])
+
+
+def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
+    """Return output and lse as NumPy arrays, and the state itself, which knows more."""
+    return state.output.get(), state.lse.get(), state
 
 
 def moved(value: Any) -> Any:

@@ -1,11 +1,14 @@
 """Error budgets for gradients, and derivatives by differences to hold them against.
 
-The bounds follow `sdpa_ref.testing.bounds`, to first order. A weight that is computed again from the lse errs by
-its own error, by that of the lse and by that of exp; let r be their relative sum. ``dP = dO . v`` errs by gamma(Ev
-+ 2), the row sum ``D = sum w dP`` by what its terms do, or is taken as dO times the rounded output; so ``dS = w (dP
-- D + dlse)`` errs by ``r |dS|`` and w times the errors of dP and D, with sums of absolute values for dS. 16-bit
-kernels round w and dS before the products with Q, K and dO. The sums over keys, rows, the heads of a group and
-broadcast axes add gamma of their lengths.
+The bounds follow `sdpa_ref.testing.bounds`, to first order. A weight ``w = p / z`` that is made again errs by r: what
+errors of the scores do to p and to z, each on its own, and gamma(n + 16). However large the scores are, the weights of
+a row are not below 0 and sum to 1 or less. So r is at most ``max(w, 1 - w)``, and the r of a row sum to 2 at most: a
+sum over keys errs by no more than twice its largest term for w = 1, and ``|dV_j|`` by no more than ``sum_i |dO_i|``.
+
+``dP = dO . v`` errs by gamma(Ev + 2), the row sum ``D = sum w dP`` by what its terms do, or is taken as dO times the
+rounded output; so ``dS = w (dP - D + dlse)`` errs by ``r (|dP| + |D| + |dlse|)`` and w times the errors of dP and D,
+with sums of absolute values for dP and D. 16-bit kernels round w and dS before the products with Q, K and dO. The sums
+over keys, rows, the heads of a group and broadcast axes add gamma of their lengths.
 """
 
 from collections.abc import Callable
@@ -105,27 +108,28 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     d_output = np.where(seen.any(-1, keepdims=True), abs(wide(grad_output)), 0)
     d_lse = 0.0 if grad_lse is None else np.where(exact.lse > -np.inf, abs(wide(grad_lse)), 0)[..., None]
 
-    relative = np.minimum(np.where(w > 0, bounds.share_error(s) / np.where(w > 0, w, 1), 0), 1 / np.maximum(w, u))
-    relative += np.expm1(np.minimum(bounds.lse_bound(p, exact, s, 0)[..., None] + u * abs(exact.lse)[..., None], 1))
-    relative += np.where(np.isfinite(exact.biased), u * (2 * abs(exact.biased) + 8), 0)
+    moved, moved_sink = bounds.remade_error(s)
+    moved = moved + np.where(seen, (bounds.sum_roundings(s, u)[..., None] + 16 * u) * (w + moved), 0)
     dP = s.factor * np.where(seen, d_output @ np.where(np.isfinite(v), v, 0).swapaxes(-1, -2), 0)
     dP_error = gamma(p.Ev + 2, u) * dP
     D = (w * dP).sum(-1, keepdims=True)
     lost = float(bounds.finfo(p.acc_dtype).tiny)  # weights below the smallest normal number are inexact or 0
-    D_error = (w * (relative * dP + dP_error) + lost * dP).sum(-1, keepdims=True)
-    D_error += (gamma(p.S + p.Ev + 16, u) + 2 * narrow) * D
+    D_error = np.minimum((moved * dP).sum(-1, keepdims=True), 2 * dP.max(-1, keepdims=True, initial=0))
+    D_error += (w * dP_error + lost * dP).sum(-1, keepdims=True) + (gamma(p.S + p.Ev + 16, u) + 2 * narrow) * D
+    reach = np.where(seen, dP + D + D_error + d_lse, 0)  # what a weight is multiplied by, at most
     dS = w * (dP + D + d_lse)
-    dS_error = relative * dS + w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (1 + dP + D + d_lse), 0)
+    dS_error = w * (dP_error + D_error) + 4 * u * dS + np.where(seen, lost * (1 + dP + D + d_lse), 0)
     if p.score_mod is not None:
         inner = abs(p.score_mod.derivative(exact.capped + p.added(), *p.indices()))  # type: ignore[attr-defined]
-        dS, dS_error = inner * dS, inner * dS_error + 16 * u * dS
-    d_bias = np.where(seen, dS_error + u * dS, 0)
+        dS, dS_error, reach = inner * dS, inner * dS_error + 16 * u * dS, inner * reach
+    d_bias = np.where(seen, moved * reach + dS_error + u * dS, 0)
     if p.softcap is not None:
         t = abs(exact.capped / p.softcap)
-        moved = np.minimum(2 * t * (np.where(seen, s.error, 0) / p.softcap + 8 * u) + 4 * u, 1)
-        dS, dS_error = dS * (1 - t**2), dS_error * (1 - t**2) + dS * moved
-    dS, dS_error = (abs(p.scale) * np.where(seen, x, 0) for x in (dS, dS_error))
-    dS_error = dS_error + narrow * dS + float(bounds.finfo(p.dtype).tiny)
+        bent = np.minimum(2 * t * (np.where(seen, s.error, 0) / p.softcap + 8 * u) + 4 * u, 1)
+        dS_error = dS_error * (1 - t**2) + (dS + dS_error + moved * reach) * bent
+        dS, reach = dS * (1 - t**2), reach * (1 - t**2)
+    dS, dS_error, reach = (abs(p.scale) * np.where(seen, x, 0) for x in (dS, dS_error, reach))
+    dS_error = dS_error + narrow * (dS + moved * reach) + float(bounds.finfo(p.dtype).tiny)
 
     def mixed(error: Array, size: Array, other: Array, n: int) -> Array:
         product: Array = (error + gamma(n + 16, u) * size) @ np.where(np.isfinite(other), other, 0)
@@ -137,15 +141,18 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
 
     rows = p.L * p.group
     mixing = w * s.factor
-    mixing_error = mixing * (relative + narrow) + np.where(seen, float(bounds.finfo(p.dtype).tiny), 0)
+    mixing_error = s.factor * (moved + narrow * (w + moved)) + np.where(seen, float(bounds.finfo(p.dtype).tiny), 0)
     d_sink = None
     if p.sink is not None:
-        share = s.sink_share * (D + d_lse)
-        moved_share = np.minimum(s.change.sum(-1, keepdims=True) + s.sink_change, 1) / s.floor
-        d_sink = share * (moved_share + gamma(rows * p.B + 32, u)) + s.sink_share * D_error + lost * (1 + D + d_lse)
-        d_sink = d_sink.sum((-1, -2))
+        size = D + D_error + d_lse
+        d_sink = moved_sink * size + s.sink_share * (D_error + gamma(rows * p.B + 32, u) * size)
+        d_sink = (d_sink + lost * (1 + size)).sum((-1, -2))
+    finite_k = np.where(np.isfinite(k), k, 0)
+    most = reach.max(-1, keepdims=True, initial=0) * finite_k.max(-2, keepdims=True, initial=0)
+    d_query = np.minimum((moved * reach) @ finite_k, 2 * most) + mixed(dS_error, dS, k, p.S)
+    dS_error = dS_error + moved * reach
     return Gradients(
-        mixed(dS_error, dS, k, p.S),
+        d_query,
         grouped(mixed(dS_error.swapaxes(-1, -2), dS.swapaxes(-1, -2), q, rows)),
         grouped(mixed(mixing_error.swapaxes(-1, -2), mixing.swapaxes(-1, -2), d_output, rows)),
         d_bias,

@@ -56,22 +56,31 @@ def merges(target: Target, case: Case) -> Failure | None:
     bias = case.options.get("bias")
     plain = {name: option for name, option in case.options.items() if name not in ("mask", "query_offset", "bias")}
     whole = replace(case, options=plain | {"mask": mask} | ({} if bias is None else {"bias": bias}))
+    total = merged(target, whole, cuts)
+    if total is None or isinstance(total, Failure):
+        return total
+    claims, times = target.capabilities, len(cuts) - 2
+    return judged(total[0], whole, claims, merges=times) or judged(total[1], whole, claims, "lse", merges=times)
+
+
+def merged(target: Target, whole: Case, cuts: list[int]) -> Any:
+    """Return the merge of the states over the pieces between the cuts, or the Failure of a step; None without any.
+
+    A mask in the case is a boolean array with all its axes, and so is a bias.
+    """
+    axis, mask, bias = _length_axis(whole), whole.options.get("mask"), whole.options.get("bias")
+    plain = {name: option for name, option in whole.options.items() if name not in ("mask", "bias")}
     total: Any = None
     for start, stop in pairwise(cuts):
-        key, value = (array.take(range(start, stop), axis) for array in (case.key, case.value))
-        options = plain | {"mask": mask[..., start:stop]}
-        if bias is not None:
-            options["bias"] = bias[..., start:stop]
-        part = called(target, "state", whole, case.query, key, value, **options)
+        key, value = (array.take(range(start, stop), axis) for array in (whole.key, whole.value))
+        parts = {name: x[..., start:stop] for name, x in (("mask", mask), ("bias", bias)) if x is not None}
+        part = called(target, "state", whole, whole.query, key, value, **plain, **parts)
         if isinstance(part, Failure):
             return part
         total = part if total is None else called(target, "merge", whole, total, part)
         if isinstance(total, Failure):
             return total
-    if total is None:
-        return None
-    claims, times = target.capabilities, len(cuts) - 2
-    return judged(total[0], whole, claims, merges=times) or judged(total[1], whole, claims, "lse", merges=times)
+    return total
 
 
 def differentiates(target: Target, case: Case) -> Failure | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws, laws
+from sdpa_ref.testing import draws, laws, levels
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
 from sdpa_ref.testing.cases import EDGES, LOUD, Case
 from sdpa_ref.testing.judge import Failure
@@ -135,6 +135,27 @@ def _alone(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     return {"mask": mask, "batch": batch, "L": int(rng.integers(1, 9)), "S": int(rng.choice(EDGES))}
 
 
+def _leveled(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on problems whose bias may be chosen: with a mask, a sink, dropout, where they are claimed."""
+    sink = "number" if claims.sink and rng.random() < 0.4 else None
+    return _masked_and(bias=(), sink=sink, dropout=0.3 if claims.dropout and rng.random() < 0.1 else 0.0)(rng, claims)
+
+
+def _leveled_states(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    return _masked_and(bias=())(rng, claims)
+
+
+def _vast(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on scores of any size."""
+    words = _masked_and(numbers=_one_of("ties", "ties", "needles", "huge", "low"))(rng, claims)
+    words["dtype"] = dtype = str(rng.choice(claims.dtypes))
+    if rng.random() < 0.6:  # what the faster kernels ask for
+        words["E"] = words["Ev"] = int(rng.choice((8, 16, 32)))
+    if claims.scale != "none":  # in 16 bits the scale alone may leave the range of those who apply it there
+        words["scale"] = float(10 ** rng.uniform(0, 4 if dtype.endswith("16") else 30))
+    return words
+
+
 def _few_heads(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     return {"heads": (6, 2) if claims.grouped_heads else (3, 3), "batch": draws.plain_batch(claims)}
 
@@ -258,6 +279,22 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "gradients with a sink", "The sink has its gradient, and its share in the lse.", laws.differentiates,
         _need("gradients", "sink"), _masked_and(sink=_one_of("heads", LOUD)),
+    ),
+    Property(
+        "levels", "A number added to all scores of a row changes nothing, however large it is.", levels.ignores_a_level,
+        _need("bias"), _leveled,
+    ),
+    Property(
+        "levels of states", "States merge in the right shares, however large their scores are.",
+        levels.merges_at_a_level, _need("lse", "exact_merge", "bias", "mask", "mask_and_bias"), _leveled_states,
+    ),
+    Property(
+        "levels of gradients", "Gradients do not depend on a number added to all scores of a row either.",
+        levels.differentiates_at_a_level, _need("gradients", "bias"), _leveled,
+    ),
+    Property(
+        "gradient sums", "The weights of the backward pass sum to 1, however large the scores are.",
+        levels.weighs_to_one, _need("gradients"), _vast,
     ),
     Property(
         "poison", "NaN and infinity that no row sees change no bit.", laws.is_safe_from_poison, _need("poison"),

@@ -10,7 +10,7 @@ are claimed:
 - ``vjp(query, key, value, grad_output, **options) -> (d_query, d_key, d_value, d_bias, d_sink)``, optional, with
   ``grad_lse=`` where that is claimed; the last two are None for what was not given;
 - ``merge(state, state) -> state`` of two pairs ``(output, lse)`` over other keys, by default the sum of two
-  `AttentionState`.
+  `AttentionState`. What ``state`` returns behind output and lse comes back here.
 
 A function may decline a problem by `NotImplementedError`: that is counted and reported, and no failure.
 
@@ -49,9 +49,9 @@ class TargetError(Exception):
     """A target that cannot be found, or that cannot run here; the message says why."""
 
 
-def merged(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+def merged(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the state over the union of two disjoint sets of keys."""
-    both = sdpa_ref.AttentionState(*a) + sdpa_ref.AttentionState(*b)
+    both = sdpa_ref.AttentionState(*a[:2]) + sdpa_ref.AttentionState(*b[:2])
     return both.output, both.lse
 
 
@@ -140,9 +140,11 @@ def _of_backend(name: str) -> Target:
     except sdpa_ref.BackendUnavailable as error:
         raise TargetError(str(error)) from None
 
-    def state(*arrays: Any, **options: Any) -> tuple[Any, Any]:
-        both = sdpa_ref.sdpa_state(*arrays, backend=name, **options)
-        return both.output, both.lse
+    def state(*arrays: Any, **options: Any) -> tuple[Any, ...]:
+        return _triple(sdpa_ref.sdpa_state(*arrays, backend=name, **options))
+
+    def merge(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _triple(a[2] + b[2])
 
     about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
     if backend.ARRAYS != "numpy":
@@ -152,6 +154,7 @@ def _of_backend(name: str) -> Target:
             capabilities=Capabilities.everything(gradients=False, lse_gradients=False),
             state=device.over(sdpa_ref.sdpa_state, name),
             weights=device.over(sdpa_ref.sdpa_weights, name),
+            merge=device.merged,
             about=f"{about}; cases are moved to {backend.ARRAYS} arrays and back",
         )
     has_gradients = hasattr(backend, "vjp")
@@ -162,8 +165,14 @@ def _of_backend(name: str) -> Target:
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
+        merge=merge,
         about=about,
     )
+
+
+def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
+    """Return output and lse, and the state itself, which knows more."""
+    return state.output, state.lse, state
 
 
 def _named(word: str) -> Any:

@@ -18,7 +18,7 @@ from sdpa_cupy.compile import KERNELS
 from sdpa_cupy.plan import PARAMETERS, VIEWS, bound, fused, make_plan
 
 import sdpa_ref as sr
-from sdpa_ref.problem import NO_VALUE, Problem
+from sdpa_ref.problem import NO_VALUE, Problem, Result
 
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
@@ -189,7 +189,7 @@ def test_the_block_says_where_every_element_lies():
     bias = rng.standard_normal((3, 1, 2, 5, 1))[0]
     given = Problem.of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7]))
     output = rng.standard_normal((3, 2, 2, 5, 6))[:, 1]
-    p = bound(make_plan(given, OUTPUT, 80), address, given, output, None, None, 12345)[0]
+    p = bound(make_plan(given, OUTPUT, 80), address, given, Result(output), 12345)[0]
     assert p["workspace"] == 12345
     assert (p["axes"], *p["sizes"][:1]) == (1, 3)
 

@@ -83,7 +83,7 @@ def check(words, arch, seed=0, folder=KERNELS):
     out = problem.new_output()
     out[...] = float("nan")
     problem = problem._replace(out=out)
-    want = frozenset({"output", "lse", "weights"})
+    want = frozenset({"output", "lse", "weights", "m", "z"})
     if not problem.blockwise:
         assert fused(problem, want, arch) is None
     result = forward(problem, want, arch, Interpreter(arch, folder))

@@ -19,7 +19,7 @@ KERNEL(merge, 32 * WARPS) {
     ROLLED for (int c = 0; c < (int)p.chunks; c++) z = multiply_add(states[c * step + 1], share(c), z);
 
     End done = finish(p, h, m, z);
-    if (lane == 0 && p.lse.data) *(Number*)place(p, p.lse, b, h, i) = done.lse;
+    if (lane == 0) put_lse(p, b, h, i, done);
     if (!p.out.data) return;
     char* out = place(p, p.out, b, h, i);
     ROLLED for (int d = lane; d < (int)p.Ev; d += 32) {

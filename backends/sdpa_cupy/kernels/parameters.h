@@ -11,7 +11,7 @@ struct View {  // an array that broadcasts to (*batch, heads, rows, columns); st
 
 struct Parameters {
     View query, key, value, out;         // heads Hq, Hkv, Hkv, Hq; rows L, S, S, L; columns E, E, Ev, Ev
-    View lse, weights;                   // (*batch, Hq, L), (*batch, Hq, L, S)
+    View lse, weights, m, z;             // (*batch, Hq, L), but for weights (*batch, Hq, L, S); see states.h
     View prefix, start, stop, position;  // int64 (*batch, L)
     View dense, bias;                    // bool and float (*batch, Hq, L, S)
     View slopes, sink;                   // float64 (Hq,)

@@ -5,7 +5,7 @@
 
 // Stores a row's lse, or the state of its chunk but for the sums, by one lane; returns what the sums are multiplied by.
 DEVICE Number leave(const Parameters& p, const Task& task, Row& row, Number m, Number z, bool stores) {
-    End end = p.chunks > 1 ? End{1, 0} : finish(p, row.h, m, z);
+    End end = p.chunks > 1 ? End{1, 0, 0} : finish(p, row.h, m, z);
     if (!stores) return end.ratio;
     row.m = z == 0 ? -infinity() : m * (Number)(p.unit * LN_2);
     if (!row.real) return end.ratio;
@@ -13,8 +13,8 @@ DEVICE Number leave(const Parameters& p, const Task& task, Row& row, Number m, N
         Number* to = state(p, task.b, row.h, row.i, task.chunk);
         to[0] = m;
         to[1] = z;
-    } else if (p.lse.data) {
-        *(Number*)place(p, p.lse, task.b, row.h, row.i) = end.lse;
+    } else {
+        put_lse(p, task.b, row.h, row.i, end);
     }
     return end.ratio;
 }

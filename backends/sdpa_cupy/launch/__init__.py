@@ -45,7 +45,7 @@ def attend(
     """Return what is wanted of a problem without rules, in the arrays of `result` where it is given."""
     result = new_result(problem, want, launcher.empty) if result is None else result
     workspace = launcher.empty((plan.workspace,), np.uint8) if plan.workspace else None
-    parameters = bound(plan, launcher.address, problem, *result, launcher.address(workspace))
+    parameters = bound(plan, launcher.address, problem, result, launcher.address(workspace))
     for launch in plan.launches:
         launcher.run(launch, parameters)
     return result

@@ -1,4 +1,4 @@
-"""The gradients of attention, from weights that are computed again out of the lse, as kernels do."""
+"""The gradients of attention, from weights that are computed again, as kernels do."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ class Pieces(NamedTuple):
         Incoming.
     query, key, value : array
         In the type of the sums, with Hq heads.
-    lse : array (B, Hq, L, 1)
+    m, z : array (B, Hq, L, 1)
+        Largest score of a row and the sum of exponentials beside it, the sink's included.
     """
 
     seen: Array
@@ -32,7 +33,8 @@ class Pieces(NamedTuple):
     query: Array
     key: Array
     value: Array
-    lse: Array
+    m: Array
+    z: Array
 
 
 class Inner(NamedTuple):
@@ -50,12 +52,12 @@ def gradients(call: Call, d_output: Array, d_lse: Array | None) -> Inner:
     k = call.kernel
     query, key, value = k.operands(call)
     state, nonempty = k.attended(call)
-    lse = k.finish(call, state, nonempty)[1][..., None]
+    m, z = state.m[..., None], state.z[..., None]
     s = k.scores(call, query, key, slice(None))
     seen = np.broadcast_to(k.seen_again(call), call.shape) & nonempty[..., None]
-    incoming = np.zeros_like(lse) if d_lse is None else d_lse[..., None]
-    w = k.weights_again(call, s.final, lse, seen)
-    p = Pieces(seen, w, np.broadcast_to(k.kept(call), call.shape), d_output, incoming, query, key, value, lse)
+    incoming = np.zeros_like(m) if d_lse is None else d_lse[..., None]
+    w = k.weights_again(call, s.final, m, z, seen)
+    p = Pieces(seen, w, np.broadcast_to(k.kept(call), call.shape), d_output, incoming, query, key, value, m, z)
     d_final = k.d_scores(call, p)
     d_biased = d_final
     if call.score_mod is not None:
@@ -73,9 +75,9 @@ def seen_again(call: Call) -> Array:
     return seen
 
 
-def weights_again(call: Call, s: Array, lse: Array, seen: Array) -> Array:
+def weights_again(call: Call, s: Array, m: Array, z: Array, seen: Array) -> Array:
     """Return the weights before dropout."""
-    return np.where(seen, np.exp(s - np.where(seen, lse, 0)), 0).astype(s.dtype)
+    return np.where(seen, np.exp(s - np.where(seen, m, 0)) / np.where(seen, z, 1), 0).astype(s.dtype)
 
 
 def row_sum(p: Pieces) -> Array:
@@ -105,7 +107,7 @@ def d_inputs(call: Call, p: Pieces, d: Array) -> tuple[Array, Array, Array]:
 def d_sink(call: Call, p: Pieces) -> Array:
     """Return the gradient by the sink of each head."""
     sink = np.broadcast_to(np.asarray(call.sink, call.acc), call.shape[1:2])[:, None, None]
-    share = np.where(p.lse == -np.inf, 0, np.exp(sink - p.lse))
+    share = np.where(p.z == 0, 0, np.exp(sink - p.m) / p.z)
     total: Array = np.where(share == 0, 0, share * (p.d_lse - row_sum(p))).sum((0, 2, 3), dtype=np.float64)
     return total
 

@@ -1,7 +1,7 @@
 """What an exhibit is: a step of the kernel that is wrong in the way of a real bug, and what the suite is told of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any
 
@@ -9,7 +9,7 @@ from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.museum.kernel import Kernel
 from sdpa_ref.testing.target import Target
 
-CLAIMS = Capabilities.everything()
+CLAIMS = Capabilities.everything(exact_merge=False)
 """What the kernel without a fault does, and what each fault claims unless it says otherwise."""
 
 
@@ -69,7 +69,7 @@ def fault(step: str, **exceptions: Any) -> Callable[[Callable[..., Any]], Fault]
 
     def exhibit(function: Callable[..., Any]) -> Fault:
         lines = (getdoc(function) or "").split("\n")
-        claims = Capabilities.everything(**exceptions)
+        claims = replace(CLAIMS, **exceptions)
         return Fault(function.__name__.replace("_", " "), lines[0], lines[-1], Kernel(**{step: function}), claims)
 
     return exhibit

@@ -102,12 +102,32 @@ def key_and_value_exchanged(call: Call, inner: Inner, given: tuple[Any, ...]) ->
 
 
 @fault("weights_again")
-def weights_of_low_rows_overflow(call: Call, s: Array, lse: Array, seen: Array) -> Array:
+def weights_of_low_rows_overflow(call: Call, s: Array, m: Array, z: Array, seen: Array) -> Array:
     """The weights are exp(score) / exp(lse), which is 0 / 0 where the lse is below -88.
 
     https://github.com/pytorch/pytorch/issues/196678
     """
-    return np.where(seen, np.exp(s) / np.exp(lse), 0).astype(s.dtype)
+    return np.where(seen, np.exp(s) / np.exp(m + np.log(z)), 0).astype(s.dtype)
+
+
+@fault("weights_again")
+def weights_from_a_rounded_lse(call: Call, s: Array, m: Array, z: Array, seen: Array) -> Array:
+    """The weights are exp(score - lse), and beside a large score the logarithm of the sum is lost in the lse.
+
+    So does the kernel that is named below; https://github.com/Dao-AILab/flash-attention/issues/1012 tells why.
+
+    https://github.com/pytorch/pytorch/pull/103826
+    """
+    return np.where(seen, np.exp(s - np.where(seen, m + np.log(z), 0)), 0).astype(s.dtype)
+
+
+@fault("d_sink")
+def sink_share_from_a_rounded_lse(call: Call, p: Pieces) -> Array:
+    """The share of a large sink is exp(sink - lse), where the keys beside it are lost.
+
+    https://github.com/Dao-AILab/flash-attention/issues/1012
+    """
+    return backward.d_sink(call, p._replace(m=p.m + np.log(p.z), z=np.where(p.z == 0, p.z, 1).astype(p.z.dtype)))
 
 
 @fault("d_sink")
