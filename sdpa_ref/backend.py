@@ -234,10 +234,11 @@ class Problem(NamedTuple):
 
     def distances(self) -> Any:
         """Return how far each key is from each query's position, a NumPy array that broadcasts to the scores."""
-        positions = self.positions
-        if positions is None:
-            positions = np.arange(self.L) + np.asarray(self.offset)[..., None]
-        return np.abs(positions[..., None, :, None] - np.arange(self.S))
+        return np.abs(self.stands()[..., None, :, None] - np.arange(self.S))
+
+    def stands(self) -> Any:
+        """Return where each query stands, an int64 array that broadcasts to ``(*batch, L)``."""
+        return np.arange(self.L) + np.asarray(self.offset)[..., None] if self.positions is None else self.positions
 
     def indices(self) -> tuple[Array, Array, Array, Array]:
         """Return b, h, i and j as `score_mod` counts them, arrays that broadcast to the scores."""

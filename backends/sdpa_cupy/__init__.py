@@ -6,15 +6,15 @@ CuPy is imported at the first question, never before: without a GPU nobody pays 
 import os
 from typing import Any
 
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
 
 from . import nvrtc
 from .ahead import details, warmup
 from .plan import fused
 
-__all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "warmup"]
+__all__ = ["ARRAYS", "TASKS", "details", "forward", "unavailable", "unsupported", "warmup"]
 
-ARRAYS = "cupy"
+ARRAYS, TASKS = "cupy", frozenset({"details", "warmup"})
 OLDEST = 75
 _INSTALL = "pip install 'sdpa-ref[cupy13]' for CUDA 13, 'sdpa-ref[cupy12]' for CUDA 12"
 
@@ -36,7 +36,7 @@ def unsupported(problem: Problem) -> str | None:
     import cupy
 
     device = cupy.cuda.Device()
-    arrays = (problem.query, problem.key, problem.value, problem.out, problem.dense, *problem.biases)
+    arrays = (problem.query, problem.key, problem.value, problem.out, problem.keep, *problem.biases)
     elsewhere = {array.device.id for array in arrays if array is not None} - {device.id}
     if elsewhere:
         return (

@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import problem_of
+from sdpa_ref.backend import Problem
 
 from . import nvrtc
 from .plan import TYPES, make_plan
@@ -68,4 +69,4 @@ def _plain_problem(name: str, rows: int, width: int) -> Problem:
     else:
         dtype = np.dtype(name)
     query, kv = np.empty((1, rows, width), dtype), np.empty((1, 1024, width), dtype)
-    return Problem.of(query, kv, kv)
+    return problem_of(query, kv, kv)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
 
 Array: TypeAlias = Any
 KEYS = 4096  # of a tile; a multiple of the four keys that share a draw of the dropout
@@ -20,10 +20,24 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 def attend(problem: Problem, result: Result, xp: Any, keys: int = KEYS) -> None:
     """Fill in the arrays of `result` for a problem of few rows, without rules, with any number of keys."""
+    problem = _spread(problem)
     with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
         for n, batch in enumerate(np.ndindex(problem.batch)):
             for h in range(problem.Hq):
                 _one_head(problem, result, xp, keys, n, (*batch, h))
+
+
+def _spread(p: Problem) -> Problem:
+    """Return the problem with all arrays broadcast to the batch, heads and rows."""
+
+    def to(array: Array, *shape: int) -> Array:
+        return None if array is None else np.broadcast_to(array, (*p.batch, *shape))
+
+    pairs = p.Hq, p.L, p.S
+    return p._replace(
+        key=to(p.key, p.Hkv, p.S, p.E), value=to(p.value, p.Hkv, p.S, p.Ev), keep=to(p.keep, *pairs),
+        bias=to(p.bias, *pairs), visible=p.intervals, positions=None if p.slopes is None else to(p.stands(), p.L),
+    )  # fmt: skip
 
 
 def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[int, ...]) -> None:
@@ -67,19 +81,17 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
 def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile: slice) -> tuple[Array, Array]:
     """Return the scores (L, keys of the tile), -inf where the row drops the key, and whether it keeps it."""
     batch, h, acc = at[:-1], at[-1], p.acc_dtype
-    limits, j = np.finfo(acc), xp.arange(tile.start, tile.stop)
-    most = float(limits.max)
+    j, most = xp.arange(tile.start, tile.stop), float(np.finfo(acc).max)
     s = query @ p.key[(*batch, h // p.group)][tile].astype(acc, order="C").T
-    s = s * acc.type(min(max(p.scale, -most), most))
+    s = s * acc.type(p.scale)
     if p.softcap is not None:
-        cap = acc.type(min(max(p.softcap, float(limits.tiny)), most / 4))
-        s = xp.tanh(s / cap) * cap
+        s = xp.tanh(s / acc.type(p.softcap)) * acc.type(p.softcap)
     keep = xp.ones(s.shape, bool)
-    if p.intervals is not None:
-        prefix, start, stop = (bound[batch][:, None] for bound in p.intervals)
+    if p.visible is not None:
+        prefix, start, stop = (bound[batch][:, None] for bound in p.visible)
         keep = (j < prefix) | ((start <= j) & (j < stop))
-    if p.dense is not None:
-        keep = keep & p.dense[at][:, tile]
+    if p.keep is not None:
+        keep = keep & p.keep[at][:, tile]
     if p.bias is not None:
         bias = p.bias[at][:, tile].astype(np.float64)
         keep = keep & (bias != -np.inf)

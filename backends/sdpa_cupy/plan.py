@@ -13,9 +13,13 @@ problems without `general`: the parameter block, the row table and the walk over
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from sdpa_ref.backend import Form
+from sdpa_ref.dropout import Dropout
 
 AXES = 8
 VIEW = np.dtype([("data", np.uint64), ("batch", np.int64, AXES), ("head", np.int64), ("row", np.int64),
@@ -60,6 +64,17 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     shared: int
+
+
+class Options(NamedTuple):
+    """What a plan depends on beside types and sizes."""
+
+    first_row: int
+    scale: float
+    softcap: float | None
+    bias: int | None  # one of TYPES
+    dropout: Dropout | None
+    masked: bool  # by a boolean array or slopes
 
 
 class Plan(NamedTuple):
@@ -126,11 +141,11 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
 
 def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     """Return the plan for a problem that `fused` has no objection to; arguments as there."""
-    name = ("cupy", want, arch, _copies_16(problem))
-    plan: Plan | None = problem.plans.get(name)
-    if plan is None:
-        plan = problem.plans[name] = _plan(problem, want, arch, name[-1])
-    return plan
+    p = problem
+    bias = None if p.bias is None else TYPES[p.bias.dtype.name]
+    masked = p.keep is not None or p.slopes is not None
+    options = Options(p.first_row, p.scale, p.softcap, bias, p.dropout, masked)
+    return _plan(p.form, p.L, p.S, options, want, arch, _copies_16(p))
 
 
 def bound(
@@ -144,14 +159,14 @@ def bound(
     address : callable
         Gives the address of an array's first element.
     problem : Problem
-        With `intervals`, `positions`, `slopes` and `sink` in the device's memory, too.
+        With `visible` as intervals, `positions`, `slopes` and `sink`, all in the device's memory.
     result : Result
         What is to be filled.
     workspace : int
         Address of the workspace, 0 for none.
     """
-    intervals = problem.intervals or (None, None, None)
-    arrays = (problem.query, problem.key, problem.value, *result, *intervals, problem.positions, problem.dense,
+    intervals = problem.visible or (None, None, None)
+    arrays = (problem.query, problem.key, problem.value, *result, *intervals, problem.positions, problem.keep,
               problem.bias, problem.slopes, problem.sink)  # fmt: skip
     axes = len(problem.batch)
     words = []
@@ -199,73 +214,74 @@ def _host_address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-def _plan(problem: Any, want: frozenset[str], arch: int, vector: bool) -> Plan:
+@lru_cache(maxsize=1024)
+def _plan(form: Form, L: int, S: int, options: Options, want: frozenset[str], arch: int, vector: bool) -> Plan:
     parameters = np.zeros(1, PARAMETERS)
     p = parameters[0]
-    for name in ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row"):
-        p[name] = getattr(problem, name)
-    p["axes"] = len(problem.batch)
-    p["sizes"][: len(problem.batch)] = problem.batch
-    matrix_units = _has_matrix_units(problem, arch)
-    general = _numbers(problem, p) or not matrix_units
+    B, group = math.prod(form.batch), form.Hq // form.Hkv if form.Hkv else 1
+    sizes = {"B": B, "Hq": form.Hq, "Hkv": form.Hkv, "L": L, "S": S, "E": form.E, "Ev": form.Ev, "group": group}
+    for name, size in sizes.items():
+        p[name] = size
+    p["first_row"], p["axes"] = options.first_row, len(form.batch)
+    p["sizes"][: len(form.batch)] = form.batch
+    matrix_units = _has_matrix_units(form, arch)
+    general = _numbers(form, options, p) or not matrix_units
     p["unit"] = LOG2_E if general else 1
-    few = problem.L <= FEW_ROWS
-    p["fold"] = fold = problem.group if few else 1
-    chunk = problem.S
-    if few and problem.S > 2 * SHORTEST_CHUNK:
-        chunk = max(SHORTEST_CHUNK, -(-problem.S // CHUNKS))
+    few = L <= FEW_ROWS
+    p["fold"] = fold = group if few else 1
+    chunk = S
+    if few and S > 2 * SHORTEST_CHUNK:
+        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
         chunk += -chunk % PLAIN_COLUMNS
-    p["chunk"], p["chunks"] = chunk, max(1, -(-problem.S // max(1, chunk)))
-    count = problem.B * problem.Hq * problem.L
+    p["chunk"], p["chunks"] = chunk, max(1, -(-S // max(1, chunk)))
+    count = B * form.Hq * L
     if count == 0:
         return Plan((), 0, parameters)
 
     launches, workspace = [], 0
-    defines = (("ELEMENT", TYPES[problem.dtype.name]), ("TURING", int(arch < 80)))
+    defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
     if want & {"output", "lse"}:
-        units, rows, acc = problem.B * (problem.Hq // fold), fold * problem.L, problem.acc_dtype.itemsize
+        units, rows, acc = B * (form.Hq // fold), fold * L, form.acc_dtype.itemsize
         if matrix_units:
-            launch, tile_rows = _attend(problem, arch, rows, general, vector)
+            launch, tile_rows = _attend(form, arch, rows, general, vector)
         else:
-            launch, tile_rows = _plain(problem, arch), PLAIN_ROWS
+            launch, tile_rows = _plain(form, arch), PLAIN_ROWS
         p["tiles"] = -(-rows // tile_rows)
         tasks = units * int(p["tiles"] * p["chunks"])
         launches.append(launch._replace(grid=(tasks, 1, 1)))
         if p["chunks"] > 1:
-            workspace = int(count * p["chunks"]) * (problem.Ev + 2) * acc
+            workspace = int(count * p["chunks"]) * (form.Ev + 2) * acc
             launches.append(Launch("merge", "merge.cu", defines, (-(-count // 4), 1, 1), 128, 0))
     if "weights" in want:
         launches.append(Launch("weigh", "weigh.cu", defines, (-(-count // 4), 1, 1), 128, 0))
     return Plan(tuple(launches), workspace, parameters)
 
 
-def _numbers(problem: Any, p: Any) -> bool:
+def _numbers(form: Form, options: Options, p: Any) -> bool:
     """Fill in scale, bias and dropout; return whether scores need more than their scale before the softmax."""
     p["dropout_factor"] = 1
-    limits = np.finfo(problem.acc_dtype)
-    scale = min(max(problem.scale, float(limits.min)), float(limits.max))
-    general = scale * LOG2_E <= limits.tiny or scale >= limits.max / 2
-    if problem.softcap is not None:
-        p["softcap"], general = min(max(problem.softcap, float(limits.tiny)), float(limits.max) / 4), True
-    if problem.bias is not None:
-        p["bias_type"], general = TYPES[problem.bias.dtype.name], True
-    if problem.dropout is not None:
-        p["threshold"], p["dropout_factor"], general = problem.dropout.threshold, problem.dropout.factor, True
-        p["seed_low"], p["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
-    general |= problem.dense is not None or problem.slopes is not None
-    p["scale"] = scale
+    limits, dropout = np.finfo(form.acc_dtype), options.dropout
+    p["scale"] = options.scale
+    general = options.scale * LOG2_E <= limits.tiny or options.scale >= limits.max / 2 or options.masked
+    if options.softcap is not None:
+        p["softcap"], general = options.softcap, True
+    if options.bias is not None:
+        p["bias_type"], general = options.bias, True
+    if dropout is not None:
+        p["threshold"], p["dropout_factor"], general = dropout.threshold, dropout.factor, True
+        p["seed_low"], p["seed_high"] = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
     return bool(general)
 
 
-def _has_matrix_units(problem: Any, arch: int) -> bool:
+def _has_matrix_units(form: Form, arch: int) -> bool:
     """Return whether the device multiplies matrices of this type; TF32 for float32 where sums hide its rounding."""
-    name = problem.dtype.name
-    return name == "float16" or (arch >= 80 and (name == "bfloat16" or (name == "float32" and problem.E >= 16)))
+    name = form.dtype.name
+    return name == "float16" or (arch >= 80 and (name == "bfloat16" or (name == "float32" and form.E >= 16)))
 
 
-def _attend(problem: Any, arch: int, rows: int, general: bool, vector: bool) -> tuple[Launch, int]:
+def _attend(form: Form, arch: int, rows: int, general: bool, vector: bool) -> tuple[Launch, int]:
     """Return the launch of attend.cu, its grid still empty, and the rows of a block."""
-    width, value_width, size = _padded(problem.E), _padded(problem.Ev), problem.dtype.itemsize
+    width, value_width, size = _padded(form.E), _padded(form.Ev), form.dtype.itemsize
     widest = max(width, value_width)
     room = next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
     row_tiles = 2 if widest * size <= 256 and not general else 1
@@ -275,7 +291,7 @@ def _attend(problem: Any, arch: int, rows: int, general: bool, vector: bool) -> 
     tile = (twice or tiles)[0]
     few = next((Tile(warps, 1, tile.keys) for warps in (1, 2, 4) if rows <= 16 * warps < tile.rows), tile)
     defines = (
-        ("ELEMENT", TYPES[problem.dtype.name]), ("WIDTH", width), ("VALUE_WIDTH", value_width), ("KEYS", few.keys),
+        ("ELEMENT", TYPES[form.dtype.name]), ("WIDTH", width), ("VALUE_WIDTH", value_width), ("KEYS", few.keys),
         ("WARPS", few.warps), ("ROW_TILES", few.row_tiles), ("GENERAL", int(general)), ("VECTOR", int(vector)),
         ("TURING", int(arch < 80)),
     )  # fmt: skip
@@ -283,14 +299,14 @@ def _attend(problem: Any, arch: int, rows: int, general: bool, vector: bool) -> 
     return Launch("attend", "attend.cu", defines, (0, 1, 1), 32 * few.warps, shared), few.rows
 
 
-def _plain(problem: Any, arch: int) -> Launch:
+def _plain(form: Form, arch: int) -> Launch:
     """Return the launch of plain.cu, its grid still empty."""
-    value_width = -(-max(1, problem.Ev) // PLAIN_COLUMNS) * PLAIN_COLUMNS
+    value_width = -(-max(1, form.Ev) // PLAIN_COLUMNS) * PLAIN_COLUMNS
     defines = (
-        ("ELEMENT", TYPES[problem.dtype.name]), ("VALUE_WIDTH", value_width), ("TURING", int(arch < 80)),
+        ("ELEMENT", TYPES[form.dtype.name]), ("VALUE_WIDTH", value_width), ("TURING", int(arch < 80)),
     )  # fmt: skip
-    numbers = PLAIN_ROWS * (problem.E + PLAIN_KEYS) + PLAIN_KEYS * (PLAIN_COLUMNS + 1)
-    shared = _table(PLAIN_ROWS, 4) + numbers * problem.acc_dtype.itemsize
+    numbers = PLAIN_ROWS * (form.E + PLAIN_KEYS) + PLAIN_KEYS * (PLAIN_COLUMNS + 1)
+    shared = _table(PLAIN_ROWS, 4) + numbers * form.acc_dtype.itemsize
     return Launch("attend_plainly", "plain.cu", defines, (0, 1, 1), 128, shared)
 
 

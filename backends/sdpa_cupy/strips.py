@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
 
 ROWS = 128  # whatever the batch: a row in a strip of another size may be summed in another order
 

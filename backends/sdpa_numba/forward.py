@@ -71,6 +71,6 @@ def rounded_sink(problem: Problem) -> Any:
 def banded(band: Band, batch: tuple[int, ...]) -> Any:
     """Return the numbers of a band as an int64 array, one row a number and one column a batch entry."""
     table = np.empty((len(band), *batch), np.int64)
-    for row, number in zip(table, band, strict=True):
-        row[...] = number
+    for row, number in enumerate(band):
+        table[row] = number
     return table.reshape(len(band), -1)

@@ -6,6 +6,6 @@ lengths, `caller` what turns results back.
 
 from sdpa_ref._problem.caller import Caller, differentiable
 from sdpa_ref._problem.form import arrays_of
-from sdpa_ref._problem.pose import NO_VALUE, pose
+from sdpa_ref._problem.pose import NO_VALUE, pose, problem_of
 
-__all__ = ["NO_VALUE", "Caller", "arrays_of", "differentiable", "pose"]
+__all__ = ["NO_VALUE", "Caller", "arrays_of", "differentiable", "pose", "problem_of"]

@@ -98,6 +98,25 @@ def pose(
     return problem, Caller(layout, arrays.headless, out, in_place)
 
 
+def problem_of(query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
+    """Return the problem that `sdpa` would pass to a backend for these arguments, to try one by hand.
+
+    Parameters
+    ----------
+    query, key, value : array
+        As in `sdpa`; without `value` only weights are wanted.
+    **options
+        As in `sdpa`, apart from `backend`.
+
+    Examples
+    --------
+    >>> problem = problem_of(np.ones((4, 3, 8)), np.ones((2, 5, 8)), np.ones((2, 5, 8)))
+    >>> problem.Hq, problem.group, problem.L, problem.S
+    (4, 2, 3, 5)
+    """
+    return pose(query, key, NO_VALUE if value is None else value, **options)[0]
+
+
 class _Seen(NamedTuple):
     """What mask and offset come to: fields of `Problem`, and the boolean arrays among the mask."""
 

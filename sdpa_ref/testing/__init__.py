@@ -3,6 +3,7 @@
 `sdpa_ref.testing.strategies` needs Hypothesis (``pip install 'sdpa-ref[test]'``); the rest needs NumPy alone.
 """
 
+from sdpa_ref._problem import problem_of
 from sdpa_ref.testing.budget import Budget, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.compare import assert_close, assert_same_bits, assert_within
@@ -23,6 +24,7 @@ __all__ = [
     "check",
     "error_budget",
     "gradient_budget",
+    "problem_of",
     "resolve",
     "slope",
 ]

@@ -67,7 +67,7 @@ def weighs_to_one(target: Target, case: Case) -> Failure | None:
     gradient = np.asarray(got[2])
     flows = np.where(empty_rows(case)[0][..., None], 0, wide(grad_output))
     expected, total = (wide(x).sum(tuple(range(x.ndim - 1))) for x in (flows, gradient))
-    dtype = result_dtype(query=case.query, key=case.key, value=case.value)
+    dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
     u, narrow = unit(accumulation_dtype(dtype)), unit(dtype)
     n = flows.size // max(1, flows.shape[-1]) + draws.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
     limit = target.capabilities.error_factor * (gamma(n, u) + 3 * narrow) * expected
@@ -84,7 +84,7 @@ def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
     claims, options = target.capabilities, {name: x for name, x in case.options.items() if name != "bias"}
     case = replace(case, key=np.zeros_like(case.key), options=options)
     keep = draws.dense(case)
-    dtype = result_dtype(query=case.query, key=case.key, value=case.value)
+    dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
     acc = accumulation_dtype(dtype)
     given = dtype if claims.bias == "same" else np.dtype(rng.choice(["float32", "float64"]))
     most = min(float(finfo(kind).max) for kind in (given, acc))

@@ -8,14 +8,14 @@ from sdpa_cupy import arrays
 from sdpa_cupy.strips import in_strips
 
 import sdpa_ref as sr
-from sdpa_ref.problem import Problem
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing import assert_close, assert_same_bits, check, resolve
 
 RNG = np.random.default_rng(3)
 
 
 def whole_arrays(query, key, value, keys=arrays.KEYS, **options):
-    problem = Problem.of(query, key, value, **options)
+    problem = problem_of(query, key, value, **options)
     return in_strips(problem, frozenset({"output"}), np.empty, partial(arrays.attend, xp=np, keys=keys)).output
 
 

@@ -28,7 +28,7 @@ from sdpa_cupy.compile import compilation, resources
 from sdpa_cupy.plan import make_plan
 
 from sdpa_ref import ALiBi
-from sdpa_ref.problem import Problem
+from sdpa_ref.testing import problem_of
 
 NIGHTLY = settings.default.max_examples >= 1000
 BUDGET = Path(__file__).with_name("budget.json")
@@ -49,7 +49,7 @@ EVERY_DAY = [f"{problem}, sm_{arch}" for problem in ("float16, E = 64", "bfloat1
 def launches(arch, dtype, E, L=1024, S=1024, **options):
     """Return the launches for a problem on an architecture."""
     query, key = np.zeros((1, L, E), TYPES[dtype]), np.zeros((1, S, E), TYPES[dtype])
-    problem = Problem.of(query, key, key, query_offset="end" if options else None, **options)
+    problem = problem_of(query, key, key, query_offset="end" if options else None, **options)
     return make_plan(problem, frozenset({"output", "lse", "weights"}), arch).launches
 
 

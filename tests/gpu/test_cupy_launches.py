@@ -11,7 +11,7 @@ from sdpa_cupy.plan import PARAMETERS, Launch
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
-from sdpa_ref.problem import Problem
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing import assert_close, check, device, resolve
 
 
@@ -61,9 +61,9 @@ def test_small_numbers_are_moved_once_for_a_stream(machine, launches):
 
 def test_a_problem_is_planned_once(machine):
     machine()
-    plans = [Problem.of(*device.moved(qkv()), mask=sr.Causal(), query_offset=1).plans for _ in range(2)]
+    plans = [problem_of(*device.moved(qkv()), mask=sr.Causal(), query_offset=1).plans for _ in range(2)]
     assert plans[0] is plans[1]
-    assert plans[0] is not Problem.of(*qkv(), mask=sr.Causal(), query_offset=1).plans
+    assert plans[0] is not problem_of(*qkv(), mask=sr.Causal(), query_offset=1).plans
 
 
 # ---- graphs

@@ -19,7 +19,9 @@ from sdpa_cupy.launch.fibers import SCHEDULES, Fibers
 from sdpa_cupy.plan import bound, make_plan
 
 import sdpa_ref as sr
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Result
+from sdpa_ref._problem import pose
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing import assert_close, assert_same_bits
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import case
@@ -46,7 +48,7 @@ def failures(run):
 def solved(given, arch=80, **options):
     """Return the results of a case, and the reports of the launches."""
     launcher = Fibers(arch, **options)
-    result = launch.forward(Problem.of(*given.arrays, **given.options), ALL, arch, launcher)
+    result = launch.forward(problem_of(*given.arrays, **given.options), ALL, arch, launcher)
     return result, launcher.reports
 
 
@@ -54,8 +56,8 @@ def of_architecture(arch, *laws, rounds=1, **claims):
     """Return the failures of the kernels as they are planned for another architecture."""
 
     def forward(query, key, value, **options):
-        problem = Problem.of(query, key, value, **options)
-        return problem.to_caller(launch.forward(problem, frozenset({"output"}), arch, Fibers(arch)).output)
+        problem, caller = pose(query, key, value, **options)
+        return caller.output(launch.forward(problem, frozenset({"output"}), arch, Fibers(arch)).output)
 
     claims = Capabilities.everything(lse=False, weights=False, gradients=False, lse_gradients=False, **claims)
     target = Target(f"kernels for {arch}", forward, claims)
@@ -146,7 +148,7 @@ def test_intervals_with_their_ends_at_those_of_tiles():
     prefix, start, stop = (axis.reshape(-1) for axis in np.meshgrid(*ends))
     query, key, value = (rng.standard_normal((len(start), 1, n, 16)).astype("float16") for n in (1, 130, 130))
     mask = sr.KeyStarts(start) & sr.KeyLengths(stop) | sr.KeyLengths(prefix)
-    assert not Problem.of(query, key, value, mask=mask).blockwise
+    assert not problem_of(query, key, value, mask=mask).blockwise
     assert_close(sr.sdpa(query, key, value, mask=mask, backend="fibers"), query, key, value, mask=mask)
 
 
@@ -238,7 +240,7 @@ def test_strides_beyond_32_bits(axis, dtype, S):
     *spaces, room = sparse(6, 9)
     query, key, value, bias, mask = (spread(space, array, axis) for space, array in zip(spaces, plain, strict=True))
     out = spread(room, np.full((2, 2, 2, 16), np.nan, dtype), axis)
-    problem = Problem.of(query, key, value, bias=bias, mask=mask)._replace(out=out)
+    problem = problem_of(query, key, value, bias=bias, mask=mask)._replace(out=out)
     results = launch.forward(problem, ALL, 80, Fibers(80))
     assert results.output is out
     for what, result in results._asdict().items():
@@ -248,7 +250,7 @@ def test_strides_beyond_32_bits(axis, dtype, S):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sparse mappings")
 def test_a_workspace_beyond_32_bits():
     given = case(0, L=2, S=520, E=16, Ev=16, dtype="float16")
-    problem, launcher, lse = Problem.of(*given.arrays), Fibers(80), np.full((1, 2), np.nan, np.float32)
+    problem, launcher, lse = problem_of(*given.arrays), Fibers(80), np.full((1, 2), np.nan, np.float32)
     plan = make_plan(problem, frozenset({"lse"}), 80)
     plan.parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
     (workspace,) = sparse(1, 13)
@@ -278,7 +280,8 @@ def test_sanitizers_find_nothing():
     code = """
 from sdpa_cupy import launch
 from sdpa_cupy.launch.fibers import Fibers
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import pose
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing.cases import case
 for words in (
     dict(dtype="float16", L=33, S=70, mask=("causal",), offset="end", heads=(4, 2)),
@@ -287,7 +290,7 @@ for words in (
     dict(dtype="float64", L=17, S=33, mask=("window",), offset="end", bias=("alibi",), sink="heads"),
 ):
     given = case(1, **{"E": 16, "Ev": 15} | words)
-    problem = Problem.of(*given.arrays, **given.options)
+    problem = problem_of(*given.arrays, **given.options)
     want = {"output", "lse", "m", "z"} | ({"weights"} if problem.dtype == "float64" else set())
     launch.forward(problem, frozenset(want), 80, Fibers(80, sanitize=True))
 print("done")

@@ -14,7 +14,7 @@ from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
 from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers, build
 
-from sdpa_ref.problem import Problem
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing import assert_close, assert_same_bits
 from sdpa_ref.testing.cases import case
 
@@ -116,7 +116,7 @@ def problem_of(words):
 def finding(folder, words, want):
     """Return what the fibers find wrong with the kernels of a folder, "" for nothing."""
     given = problem_of(words)
-    problem = Problem.of(*given.arrays, **given.options)
+    problem = problem_of(*given.arrays, **given.options)
     results, reports = [], []
     for order, late in SCHEDULES:
         fibers = Fibers(80, order, late, folder, reports=reports)

@@ -18,7 +18,8 @@ from sdpa_cupy.compile import KERNELS
 from sdpa_cupy.plan import PARAMETERS, VIEWS, bound, fused, make_plan
 
 import sdpa_ref as sr
-from sdpa_ref.problem import NO_VALUE, Problem, Result
+from sdpa_ref.backend import Result
+from sdpa_ref.testing import problem_of
 
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
@@ -30,7 +31,7 @@ def problem(batch=(2,), heads=(6, 2), L=5, S=7, E=64, Ev=None, dtype="float16", 
     """Return a problem whose arrays are views of almost no memory."""
     Hq, Hkv = heads
     shapes = ((*batch, Hq, L, E), (*batch, Hkv, S, E), (*batch, Hkv, S, E if Ev is None else Ev))
-    return Problem.of(*(np.zeros(shape, TYPES[dtype]) for shape in shapes), **options)
+    return problem_of(*(np.zeros(shape, TYPES[dtype]) for shape in shapes), **options)
 
 
 def define(plan, name):
@@ -121,24 +122,24 @@ def test_no_keys_and_no_columns_are_launched():
 
 def test_weights_alone_need_one_kernel_and_no_values():
     query, key = np.zeros((2, 3, 4)), np.zeros((2, 5, 4))
-    plan = make_plan(Problem.of(query, key, NO_VALUE), frozenset({"weights"}), 80)
+    plan = make_plan(problem_of(query, key), frozenset({"weights"}), 80)
     assert [each.kernel for each in plan.launches] == ["weigh"]
 
 
 def test_rows_are_copied_16_bytes_at_a_time_where_they_lie_so():
     whole = np.zeros((2, 7, 80), np.float16)
-    assert define(make_plan(Problem.of(whole, whole, whole), OUTPUT, 80), "VECTOR") == 1
+    assert define(make_plan(problem_of(whole, whole, whole), OUTPUT, 80), "VECTOR") == 1
     turned = whole.swapaxes(0, 1)
-    assert define(make_plan(Problem.of(turned, turned, turned), OUTPUT, 80), "VECTOR") == 1
+    assert define(make_plan(problem_of(turned, turned, turned), OUTPUT, 80), "VECTOR") == 1
     for view in (whole[..., 1:65], whole[..., :63], whole[..., ::-1], whole[..., ::2], whole.swapaxes(1, 2)):
-        assert define(make_plan(Problem.of(view, view, view), OUTPUT, 80), "VECTOR") == 0
-    mixed = make_plan(Problem.of(whole, whole, whole[..., :60]), OUTPUT, 80)
+        assert define(make_plan(problem_of(view, view, view), OUTPUT, 80), "VECTOR") == 0
+    mixed = make_plan(problem_of(whole, whole, whole[..., :60]), OUTPUT, 80)
     assert define(mixed, "VECTOR") == 0
 
 
 def test_how_arrays_lie_is_no_part_of_a_remembered_plan():
     wide = np.zeros((2, 7, 128), np.float16)
-    first, second = (Problem.of(view, view, view) for view in (wide[..., :64], wide[..., 1:65]))
+    first, second = (problem_of(view, view, view) for view in (wide[..., :64], wide[..., 1:65]))
     assert (define(make_plan(first, OUTPUT, 80), "VECTOR"), define(make_plan(second, OUTPUT, 80), "VECTOR")) == (1, 0)
     assert make_plan(first, OUTPUT, 80) is make_plan(first, OUTPUT, 80)
 
@@ -177,8 +178,8 @@ def test_what_is_not_fused_says_why(given, arch, reason):
 
 def test_more_blocks_than_32_bits_count_are_not_fused():
     query, key = (np.broadcast_to(np.zeros((1, 1), np.float16), (2**20, 2**6, n, 1)) for n in (64, 3))
-    assert "31 bits" in fused(Problem.of(query, key, key), OUTPUT, 80)
-    assert fused(Problem.of(query[: 2**10], key[: 2**10], key[: 2**10]), OUTPUT, 80) is None
+    assert "31 bits" in fused(problem_of(query, key, key), OUTPUT, 80)
+    assert fused(problem_of(query[: 2**10], key[: 2**10], key[: 2**10]), OUTPUT, 80) is None
 
 
 def test_the_block_says_where_every_element_lies():
@@ -187,7 +188,7 @@ def test_the_block_says_where_every_element_lies():
     key = rng.standard_normal((1, 1, 7, 4))
     value = rng.standard_normal((3, 1, 7, 6))[:, :, ::-1]
     bias = rng.standard_normal((3, 1, 2, 5, 1))[0]
-    given = Problem.of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7]))
+    given = problem_of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7]))
     output = rng.standard_normal((3, 2, 2, 5, 6))[:, 1]
     p = bound(make_plan(given, OUTPUT, 80), address, given, Result(output), 12345)[0]
     assert p["workspace"] == 12345

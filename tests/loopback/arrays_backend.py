@@ -6,9 +6,9 @@ import numpy as np
 from sdpa_cupy import arrays
 from sdpa_cupy.strips import in_strips
 
-__all__ = ["ARRAYS", "forward", "unavailable", "unsupported"]
+__all__ = ["ARRAYS", "TASKS", "forward", "unavailable", "unsupported"]
 
-ARRAYS = "numpy"
+ARRAYS, TASKS = "numpy", frozenset()
 KEYS = 12
 
 

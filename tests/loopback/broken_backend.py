@@ -1,8 +1,8 @@
 """A backend that is known and never usable here."""
 
-from loopback_backend import ARRAYS, forward, unsupported
+from loopback_backend import ARRAYS, TASKS, forward, unsupported
 
-__all__ = ["ARRAYS", "forward", "unavailable", "unsupported"]
+__all__ = ["ARRAYS", "TASKS", "forward", "unavailable", "unsupported"]
 
 
 def unavailable() -> str:

@@ -6,9 +6,9 @@ The schedule follows from the shape: laws that compare the bits of two problems 
 from sdpa_cupy import launch
 from sdpa_cupy.launch.fibers import SCHEDULES, Fibers, unavailable
 
-__all__ = ["ARRAYS", "forward", "unavailable", "unsupported"]
+__all__ = ["ARRAYS", "TASKS", "forward", "unavailable", "unsupported"]
 
-ARRAYS = "numpy"
+ARRAYS, TASKS = "numpy", frozenset()
 ARCH = 80
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from sdpa_cupy import arrays
 from sdpa_cupy.plan import Launch, Plan, bound, fused, make_plan
 from sdpa_cupy.strips import in_strips, new_result
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
 
 
 class Launcher(Protocol):
@@ -39,11 +39,18 @@ def forward(problem: Problem, want: frozenset[str], arch: int, launcher: Launche
     return attend(problem, want, make_plan(problem, want, arch), launcher)
 
 
+def by_rows(problem: Problem) -> Problem:
+    """Return the problem with visible keys and, where ALiBi asks for them, positions as numbers a row."""
+    positions = None if problem.slopes is None else problem.stands()
+    return problem._replace(visible=problem.intervals, positions=positions)
+
+
 def attend(
     problem: Problem, want: frozenset[str], plan: Plan, launcher: Launcher, result: Result | None = None
 ) -> Result:
     """Return what is wanted of a problem without rules, in the arrays of `result` where it is given."""
     result = new_result(problem, want, launcher.empty) if result is None else result
+    problem = by_rows(problem)
     workspace = launcher.empty((plan.workspace,), np.uint8) if plan.workspace else None
     parameters = bound(plan, launcher.address, problem, result, launcher.address(workspace))
     for launch in plan.launches:

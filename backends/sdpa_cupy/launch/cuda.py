@@ -16,9 +16,11 @@ import cupy
 import numpy as np
 
 from sdpa_cupy.compile import compiled
+from sdpa_cupy.launch import by_rows
 from sdpa_cupy.launch import forward as launched
 from sdpa_cupy.plan import Launch, fused
-from sdpa_ref.problem import Problem, Result
+from sdpa_ref.backend import Problem, Result
+from sdpa_ref.masks import Intervals
 
 _COLD = "make this call once on this stream before it is captured: {} not on the device yet"
 _captured: list[Any] = []  # what graphs read and write
@@ -108,9 +110,9 @@ def _uncapturable(problem: Problem, want: frozenset[str], arch: int) -> str | No
 
 def on_device(problem: Problem) -> Problem:
     """Return the problem with what the host has made of mask, positions, slopes and sink in the device's memory."""
-    intervals = problem.intervals
+    problem = by_rows(problem)
     return problem._replace(
-        intervals=None if intervals is None else type(intervals)(*map(_moved, intervals)),
+        visible=None if problem.visible is None else Intervals(*map(_moved, problem.visible)),
         positions=_moved(problem.positions),
         slopes=_moved(problem.slopes),
         sink=_moved(problem.sink),

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.problem import NO_VALUE, Problem
+from sdpa_ref.testing import problem_of
 from sdpa_ref.testing import check, resolve
 from sdpa_ref.testing.cases import case
 
@@ -46,7 +46,7 @@ def compile_for(arch, rounds):
     for words in SMALL:
         it = case(0, **words)
         _compile(arch, {"output"}, *it.arrays, **it.options)
-        _compile(arch, {"weights"}, it.query, it.key, NO_VALUE, **it.options)
+        _compile(arch, {"weights"}, it.query, it.key, **it.options)
 
     def progress(law, n, failures):
         print(f"round {n}: {law.name}", flush=True)
@@ -59,11 +59,11 @@ def compile_for(arch, rounds):
 
 def _watched(arch, function, answer, *arrays, **options):
     """Return the answer, after what a device needs for it was compiled."""
-    _compile(arch, WANTED[function], *(arrays if function is not sr.sdpa_weights else (*arrays, NO_VALUE)), **options)
+    _compile(arch, WANTED[function], *(arrays if function is not sr.sdpa_weights else arrays), **options)
     return answer(*arrays, **options)
 
 
 def _compile(arch, want, *arrays, **options):
     from sdpa_cupy.launch import forward
 
-    forward(Problem.of(*arrays, **options), frozenset(want), arch, Compiler(arch))
+    forward(problem_of(*arrays, **options), frozenset(want), arch, Compiler(arch))

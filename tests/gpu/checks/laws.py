@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.problem import Problem
+from sdpa_ref._problem import pose
 from sdpa_ref.testing import Capabilities, Target, assert_close, check, device, resolve
 from sdpa_ref.testing.cases import case
 
@@ -56,9 +56,9 @@ def _whole_arrays():
     from sdpa_cupy.strips import in_strips
 
     def forward(query, key, value, **options):
-        problem = Problem.of(query, key, value, **options)
+        problem, caller = pose(query, key, value, **options)
         result = in_strips(problem, frozenset({"output"}), np.empty, partial(arrays.attend, xp=np))
-        return problem.to_caller(result.output)
+        return caller.output(result.output)
 
     left_out = dict.fromkeys(("lse", "weights", "gradients", "lse_gradients"), False)
     return Target("arrays", forward, Capabilities.everything(**left_out))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.problem import Problem
+from sdpa_ref.testing import problem_of
 
 SHAPES = [(1, 32, 1024, 64), (1, 32, 4096, 64), (1, 32, 4096, 128), (1, 16, 16384, 64), (1, 16, 16384, 128)]  # B H L E
 DECODE = [(1, 32, 8, 8192, 128), (8, 32, 8, 8192, 128), (32, 32, 8, 2048, 128), (1, 64, 8, 131072, 128)]  # B Hq Hkv S E
@@ -59,7 +59,7 @@ def _timed(dry, what, dtype, sizes, causal):
         from sdpa_cupy.plan import make_plan
 
         q, k = np.empty((B, Hq, L, E), np.float16), np.empty((B, Hkv, S, E), np.float16)
-        plan = make_plan(Problem.of(q, k, k, mask=mask), frozenset({"output"}), 90)
+        plan = make_plan(problem_of(q, k, k, mask=mask), frozenset({"output"}), 90)
         launches = ", ".join(f"{launch.kernel} {launch.grid[0]} x {launch.threads}" for launch in plan.launches)
         return {"what": what, "launches": launches, "ok": None}
     import cupy
