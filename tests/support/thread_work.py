@@ -1,0 +1,120 @@
+"""Small kernels for tests of the thread pool, and scripts that run beside them in a process of their own."""
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+from sdpa_numba import threads
+from sdpa_numba.atomic import add, look
+from sdpa_numba.compilation import kernel
+from sdpa_numba.simd import load_int64, loader, storer
+from sdpa_numba.tasks import next_task, proceed
+from sdpa_numba.threads import run
+
+load, store = loader("float64", "float64"), storer("float64")
+
+
+@kernel
+def number(worker, out, n_tasks, effort):
+    """Add its number to each task's place."""
+    task = next_task(worker)
+    while task < n_tasks:
+        value = 1.0 + min(task, 0)
+        for step in range(effort):
+            value = 0.5 * value + 0.5  # takes 3 ns and stays 1
+            if step % 1024 == 0 and not proceed(worker, 2**20):
+                break
+        store(out + 8 * task, load(out + 8 * task) + task * value)
+        task = next_task(worker)
+
+
+@kernel
+def touch(worker, out, n_tasks, efforts):
+    """Read and write each task's place all the time, as often as its effort says."""
+    task = next_task(worker)
+    while task < n_tasks:
+        for step in range(load_int64(efforts + 8 * task)):
+            store(out + 8 * task, load(out + 8 * task) + 1.0)
+            if step % 1024 == 0 and not proceed(worker, 2**20):
+                break
+        task = next_task(worker)
+
+
+@kernel
+def meet(worker, arrived):
+    """Wait for a second thread."""
+    add(arrived, 1)
+    for _ in range(2_000_000_000):
+        if look(arrived) >= 2:
+            break
+
+
+@kernel
+def sizes(worker, out, n_tasks):
+    """Write half of the smallest normal number, to each place, by whoever takes it."""
+    task = next_task(worker)
+    while task < n_tasks:
+        x = load(out + 8 * task)
+        for _ in range(200):
+            x = 0.5 * (x + x)
+        store(out + 8 * task, 0.5 * x)
+        task = next_task(worker)
+
+
+def numbers(n_tasks=100, effort=1000):
+    """Do so many tasks and see that each was done once."""
+    out = np.zeros(n_tasks)
+    run(number, (out.ctypes.data, n_tasks, effort), n_tasks)
+    assert (out == np.arange(n_tasks)).all()
+
+
+def helper_joins():
+    """See that a second thread takes part."""
+    arrived = np.zeros(1, np.int64)
+    run(meet, (arrived.ctypes.data,), 2)
+    assert arrived[0] == 2
+
+
+def helpers():
+    """Return the states of all helpers there are."""
+    first, box = threads._POOL.address + threads.BOX, threads.BOX
+    states = [ctypes.c_int64.from_address(first + i * box).value for i in range(threads.MOST)]
+    return [state for state in states if state != threads.NOBODY]
+
+
+def at_rest():
+    """See that no helper is at work and no call lies before one."""
+    assert set(helpers()) <= {threads.IDLE, threads.ASLEEP}
+
+
+class Guarded:
+    """Numbers in a memory that may be closed: then whoever touches them ends the process."""
+
+    def __init__(self, n):
+        self.pages = mmap.mmap(-1, -(-8 * n // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.numbers = np.frombuffer(self.pages, np.float64, n)
+        self.address = self.numbers.ctypes.data
+        self.protect = getattr(ctypes.CDLL(None), "mprotect", None) if os.name == "posix" else None
+
+    def close(self, closed=True):
+        """Close the memory, or open it again."""
+        if self.protect:
+            assert self.protect(ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.pages)), 0 if closed else 3) == 0
+
+
+def python(script, **environment):
+    """Return what a script prints that finds all this imported."""
+    paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", "from thread_work import *\nfrom sdpa_numba.threads import *\n" + script],
+        env=os.environ | {"PYTHONPATH": paths} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
