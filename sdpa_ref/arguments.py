@@ -9,6 +9,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind, module_of
 from sdpa_ref.biases import ALiBi
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
 
@@ -51,10 +52,11 @@ def sizes(
 def canonical_view(view: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Return the view in the result type and shape; a copy only where type, byte order or alignment ask for it."""
     if view.dtype != dtype or not is_aligned(view):
-        view = view.astype(dtype)
+        view = ieee(view.astype)(dtype)
     return view if view.shape == shape else np.broadcast_to(view, shape)
 
 
+@ieee
 def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[list[Array], Array]:
     """Return the bias arrays, and the ALiBi slopes (Hq,) or None."""
     arrays, slopes = [], None
@@ -77,6 +79,7 @@ def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tu
     return arrays, slopes
 
 
+@ieee
 def sum_of_biases(biases: list[Array]) -> Array:
     """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
     wide = [each.astype(np.float64) for each in biases]

@@ -7,6 +7,7 @@ import numpy as np
 
 from sdpa_ref.arrays import Array, as_array
 from sdpa_ref.biases import ALiBi
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.problem import Problem
 
 
@@ -27,6 +28,7 @@ class Gradients(NamedTuple):
     sink: Array = None
 
 
+@ieee
 def to_caller(
     gradients: Gradients, problem: Problem, query: Any, key: Any, value: Any, bias: Any, sink: Any
 ) -> Gradients:

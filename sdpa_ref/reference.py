@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
@@ -47,6 +48,7 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
+@ieee
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse and weights, rounded once."""
     exact = stages(problem)
@@ -58,6 +60,7 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     return Result(output, lse, _round(exact.weights, problem.dtype) if "weights" in want else None)
 
 
+@ieee
 def stages(problem: Problem) -> Stages:
     """Return every stage, in canonical order."""
     p = problem.rows(0, problem.L)
@@ -87,6 +90,7 @@ def stages(problem: Problem) -> Stages:
     return Stages(raw, scaled, capped, score, keep, lse, weights, output)
 
 
+@ieee
 def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order and float64, those of broadcast inputs and bias not yet summed."""
     p, s = problem.rows(0, problem.L), stages(problem)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
@@ -36,6 +37,7 @@ class Flow(NamedTuple):
         return Flow(self.grad[..., here, :], self.output[..., here, :], lse, grad_lse)
 
 
+@ieee
 def differentiate(
     problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None, forward: Forward
 ) -> Gradients:

@@ -10,6 +10,7 @@ from numba import types
 from numba.core.errors import NumbaError
 from numba.extending import is_jitted
 
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.problem import Problem, Result
 
 from .plan import in_range
@@ -36,6 +37,7 @@ def compiled(score_mod: Any, acc: str) -> Any:
     return score_mod if isinstance(result, types.Float | types.Integer) else None
 
 
+@ieee
 def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:
     """Return what is wanted, by `attend` for one strip of rows after the other."""
     shape, out = problem.query.shape[:-1], problem.out

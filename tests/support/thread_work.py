@@ -52,18 +52,6 @@ def meet(worker, arrived):
             break
 
 
-@kernel
-def sizes(worker, out, n_tasks):
-    """Write half of the smallest normal number, to each place, by whoever takes it."""
-    task = next_task(worker)
-    while task < n_tasks:
-        x = load(out + 8 * task)
-        for _ in range(200):
-            x = 0.5 * (x + x)
-        store(out + 8 * task, 0.5 * x)
-        task = next_task(worker)
-
-
 def numbers(n_tasks=100, effort=1000):
     """Do so many tasks and see that each was done once."""
     out = np.zeros(n_tasks)
