@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 
 SMALLEST = sys.float_info.min  # of the normal numbers
 
-_Parameters, _Result = ParamSpec("_Parameters"), TypeVar("_Result")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def ieee(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -2,9 +2,7 @@
 
 import os
 import signal
-import sys
 
-import numpy as np
 import pytest
 from hypothesis import settings
 

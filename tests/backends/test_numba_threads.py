@@ -1,7 +1,6 @@
 """The thread pool of the Numba backend: every task once, whoever calls, forks, raises or interrupts."""
 
 import gc
-import math
 import os
 import re
 import sys
@@ -18,11 +17,11 @@ import llvmlite.binding as llvm
 import numba
 from sdpa_numba.atomic import add, look
 from sdpa_numba.compilation import kernel
-from sdpa_numba.limits import cpu_quota
 from sdpa_numba.simd import allocate, release
 from sdpa_numba.tasks import next_task
 from sdpa_numba.threads import get_num_threads, run, set_num_threads
 from thread_work import helper_joins, number, numbers, python
+
 
 @kernel
 def fail(worker, n_tasks, bad):
@@ -213,61 +212,3 @@ threading.Thread(target=numbers, args=(2, 10**12), daemon=True).start()
 time.sleep(0.1)
 """
     python(script)
-
-
-def test_the_environment_variable():
-    assert python("print(get_num_threads())", SDPA_REF_NUM_THREADS="5") == "5\n"
-    script = """
-try:
-    numbers()
-except ValueError as error:
-    print(error)
-set_num_threads(2)
-numbers()
-"""
-    for text in ("0", "2.5"):
-        assert python(script, SDPA_REF_NUM_THREADS=text) == (
-            f"the environment variable SDPA_REF_NUM_THREADS must be a positive integer, got {text!r}\n"
-        )
-
-
-def test_by_default_there_are_no_more_threads_than_cpus():
-    assert 1 <= int(python("print(get_num_threads())", SDPA_REF_NUM_THREADS="")) <= os.cpu_count()
-
-
-@pytest.mark.parametrize("n", [2.0, "2", None, True])
-def test_the_number_of_threads_must_be_an_int(n):
-    with pytest.raises(TypeError, match="n must be an int, got"):
-        set_num_threads(n)
-
-
-@pytest.mark.parametrize("n", [0, -3])
-def test_the_number_of_threads_must_be_positive(n):
-    with pytest.raises(ValueError, match=f"n must be at least 1, got {n}"):
-        set_num_threads(n)
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/a/b\n", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
-        (
-            "3:cpuset:/\n2:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "20000"},
-            2.5,
-        ),
-        ("2:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ("0::/of/the/host\n", {}, math.inf),
-        (None, {}, math.inf),
-    ],
-)
-def test_the_quota_of_control_groups(tmp_path, membership, files, quota):
-    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    if membership is not None:
-        files["proc/self/cgroup"] = membership
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == quota

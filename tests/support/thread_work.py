@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
-from sdpa_numba import threads
+from sdpa_numba import pool, threads
 from sdpa_numba.atomic import add, look
 from sdpa_numba.compilation import kernel
 from sdpa_numba.simd import load_int64, loader, storer
@@ -68,14 +68,14 @@ def helper_joins():
 
 def helpers():
     """Return the states of all helpers there are."""
-    first, box = threads._POOL.address + threads.BOX, threads.BOX
-    states = [ctypes.c_int64.from_address(first + i * box).value for i in range(threads.MOST)]
-    return [state for state in states if state != threads.NOBODY]
+    first = threads._POOL.address + pool.BOX
+    states = [ctypes.c_int64.from_address(first + i * pool.BOX).value for i in range(pool.MOST)]
+    return [state for state in states if state != pool.NOBODY]
 
 
 def at_rest():
     """See that no helper is at work and no call lies before one."""
-    assert set(helpers()) <= {threads.IDLE, threads.ASLEEP}
+    assert set(helpers()) <= {pool.IDLE, pool.ASLEEP}
 
 
 class Guarded:
@@ -90,15 +90,17 @@ class Guarded:
     def close(self, closed=True):
         """Close the memory, or open it again."""
         if self.protect:
-            assert self.protect(ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.pages)), 0 if closed else 3) == 0
+            size, access = ctypes.c_size_t(len(self.pages)), 0 if closed else mmap.PROT_READ | mmap.PROT_WRITE
+            assert self.protect(ctypes.c_void_p(self.address), size, access) == 0
 
 
-def python(script, **environment):
-    """Return what a script prints that finds all this imported."""
+def python(script, before="", **environment):
+    """Return what a script prints that finds all this imported; `before` runs first, and None unsets a variable."""
     paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    variables = os.environ | {"PYTHONPATH": paths} | environment
     done = subprocess.run(
-        [sys.executable, "-c", "from thread_work import *\nfrom sdpa_numba.threads import *\n" + script],
-        env=os.environ | {"PYTHONPATH": paths} | environment,
+        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.threads import *\n{script}"],
+        env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
         text=True,
         timeout=120,
