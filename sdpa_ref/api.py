@@ -73,7 +73,8 @@ def sdpa(
         One of `names`. By default the one for the kind of array: CuPy arrays cupy; NumPy arrays numba where it is
         installed, else reference. A named backend is never replaced by another.
     out : array, optional
-        Receives the output; of its shape and type, and sharing no memory with an input.
+        Receives the output; of its shape and type, and sharing no memory with an input. When the call raises, also
+        because it was interrupted, part of it may be written.
 
     Returns
     -------

@@ -13,6 +13,7 @@ import numpy as np
 
 from sdpa_ref.arrays import Array, module_of
 from sdpa_ref.dropout import Dropout
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Grid, Intervals, Mask
 
 ScoreMod = Callable[..., Any]
@@ -353,6 +354,7 @@ def _some_rows(array: Array, i0: int, i1: int) -> Array:
     return array[..., i0:i1, :]
 
 
+@ieee
 def _sum(biases: list[Array]) -> Array:
     """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
     wide = [each.astype(np.float64) for each in biases]

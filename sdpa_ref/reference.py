@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.reference_vjp import vjp
 
 __all__ = ["ARRAYS", "TASKS", "Stages", "forward", "stages", "unavailable", "unsupported", "vjp"]
@@ -57,6 +58,7 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
+@ieee
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted, rounded once; maximum and sum stay in float64."""
     exact = stages(problem)
@@ -73,6 +75,7 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     return Result(output, lse, weights, soft.m, soft.z)
 
 
+@ieee
 def stages(problem: Problem) -> Stages:
     """Return every stage, in canonical order."""
     p = problem.rows(0, problem.L)  # mask and bias as arrays

@@ -6,10 +6,12 @@ import numpy as np
 
 from sdpa_ref import reference  # a module that imports this one
 from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.floating_point import ieee
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@ieee
 def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order and float64, those of broadcast inputs and bias not yet summed."""
     groups, heads, mixed, wide = reference.groups, reference.heads, reference.mixed, reference.wide

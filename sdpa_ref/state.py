@@ -7,6 +7,7 @@ import numpy as np
 
 from sdpa_ref._problem.checks import checked_shape, checked_sizes, sink_logits
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array, is_float, kind, module_of, result_dtype
+from sdpa_ref.floating_point import ieee
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +103,7 @@ class AttentionState:
         lse = module.full(shape, -np.inf, accumulation_dtype(dtype))
         return AttentionState(module.zeros((*shape, width), dtype), lse, layout)
 
+    @ieee
     def __add__(self, other: "AttentionState") -> "AttentionState":
         if not isinstance(other, AttentionState):
             return NotImplemented
@@ -125,6 +127,7 @@ class AttentionState:
         """Return the state itself for ``0 + state``, with which `sum` begins."""
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
+    @ieee
     def with_sink(self, sink: Any) -> "AttentionState":
         """Return the state with one more logit a head that only adds to the denominator.
 

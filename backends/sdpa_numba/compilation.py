@@ -132,9 +132,7 @@ def native(dispatcher, c=False):
         dispatcher.compile(SIGNATURE)
         compilation = dispatcher.overloads[SIGNATURE]
         names = compilation.fndesc
-        return compilation.library.get_pointer_to_function(
-            names.llvm_cfunc_wrapper_name if c else names.llvm_func_name
-        )
+        return compilation.library.get_pointer_to_function(names.llvm_cfunc_wrapper_name if c else names.llvm_func_name)
 
 
 class Kernel:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band
 
 from . import backward
@@ -39,6 +40,7 @@ class Flow(NamedTuple):
         return Flow(self.grad[..., here, :], self.output[..., here, :], m, factor, grad_lse)
 
 
+@ieee
 def differentiate(
     problem: Problem,
     grad_output: Array,

@@ -11,6 +11,7 @@ from numba.core.errors import NumbaError
 from numba.extending import is_jitted
 
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.floating_point import ieee
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
@@ -34,6 +35,7 @@ def compiled(score_mod: Any, acc: str) -> Any:
     return score_mod if isinstance(result, types.Float | types.Integer) else None
 
 
+@ieee
 def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:
     """Return what is wanted, by `attend` for one strip of rows after the other."""
     shape, out = problem.query.shape[:-1], problem.out

@@ -9,6 +9,7 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref._problem.checks import one_kind
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.biases import ALiBi
+from sdpa_ref.floating_point import ieee
 
 
 class Caller(NamedTuple):
@@ -78,6 +79,7 @@ class Caller(NamedTuple):
             return array
         return array.swapaxes(-2, -3) if width else array.swapaxes(-1, -2)
 
+    @ieee
     def gradients(self, gradients: Gradients, query: Any, key: Any, value: Any, bias: Any, sink: Any) -> Gradients:
         """Return canonical gradients in the types and shapes of the arguments.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind, module_of
 from sdpa_ref.biases import ALiBi
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
 Shape = tuple[int, ...]
@@ -56,7 +57,7 @@ def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, 
 
 def native(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return the array in this type; a copy only where type, byte order or alignment ask for it."""
-    return array if array.dtype == dtype and is_aligned(array) else array.astype(dtype)
+    return array if array.dtype == dtype and is_aligned(array) else ieee(array.astype)(dtype)
 
 
 def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[list[Array], Array]:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sdpa_ref.arrays import Array, accumulation_dtype, result_dtype
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, affine, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
@@ -60,6 +61,7 @@ class Linear(Layer):
         """Return the map of `x`, ``(..., in_features)`` to ``(..., out_features)``."""
         return self.value_and_vjp(x)[0]
 
+    @ieee
     def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
         """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
         given = checked_input("x", x, "in_features", in_features=self.in_features)
@@ -117,6 +119,7 @@ class Conv1x1(Layer):
         """Return the map of `x`, ``(..., in_channels, h, w)`` to ``(..., out_channels, h, w)``."""
         return self.value_and_vjp(x)[0]
 
+    @ieee
     def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
         """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
         given = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)

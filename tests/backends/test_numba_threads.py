@@ -1,11 +1,8 @@
 """The thread pool of the Numba backend: every task once, whoever calls, forks, raises or interrupts."""
 
 import gc
-import math
 import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,52 +17,10 @@ import llvmlite.binding as llvm
 import numba
 from sdpa_numba.atomic import add, look
 from sdpa_numba.compilation import kernel
-from sdpa_numba.limits import cpu_quota
 from sdpa_numba.simd import allocate, release
-from sdpa_numba.tasks import next_task, proceed
+from sdpa_numba.tasks import next_task
 from sdpa_numba.threads import get_num_threads, run, set_num_threads
-
-KERNELS = """
-import numpy as np
-from sdpa_numba.atomic import add, look
-from sdpa_numba.compilation import kernel
-from sdpa_numba.simd import loader, storer
-from sdpa_numba.tasks import next_task, proceed
-from sdpa_numba.threads import get_num_threads, run, set_num_threads
-
-load, store = loader("float64", "float64"), storer("float64")
-
-@kernel
-def number(worker, out, n_tasks, effort):
-    while True:
-        task = next_task(worker)
-        if task >= n_tasks:
-            break
-        value = 1.0 + min(task, 0)
-        for _ in range(effort):
-            value = 0.5 * value + 0.5  # takes 3 ns and stays 1
-        store(out + 8 * task, load(out + 8 * task) + task * value)
-
-@kernel
-def meet(worker, arrived):
-    add(arrived, 1)
-    for _ in range(2_000_000_000):
-        if look(arrived) >= 2:
-            break
-
-def numbers(n_tasks=100, effort=1000):
-    out = np.zeros(n_tasks)
-    run(number, (out.ctypes.data, n_tasks, effort), n_tasks)
-    assert (out == np.arange(n_tasks)).all()
-
-def helper_joins():
-    arrived = np.zeros(1, np.int64)
-    run(meet, (arrived.ctypes.data,), 2)
-    assert arrived[0] == 2
-"""
-kernels = {}
-exec(KERNELS, kernels)
-number, numbers, helper_joins = kernels["number"], kernels["numbers"], kernels["helper_joins"]
+from thread_work import helper_joins, number, numbers, python
 
 
 @kernel
@@ -91,28 +46,6 @@ def two_threads():
     set_num_threads(2)
     yield
     set_num_threads(before)
-
-
-@pytest.fixture
-def python(tmp_path):
-    """Return a function that runs a script beside the module `work` and returns what it prints."""
-    (tmp_path / "work.py").write_text(KERNELS)
-
-    def run_script(script, **environment):
-        paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-        done = subprocess.run(
-            [sys.executable, "-c", "from work import *\n" + script],
-            env=os.environ | {"PYTHONPATH": paths} | environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        return done.stdout
-
-    return run_script
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -157,7 +90,7 @@ def test_a_caller_does_not_wait_for_a_busy_helper():
     assert not waits
 
 
-def test_helpers_sleep_soon_whatever_they_were_late_for(python):
+def test_helpers_sleep_soon_whatever_they_were_late_for():
     script = """
 import time
 set_num_threads(12)
@@ -216,7 +149,7 @@ def test_nothing_accumulates():
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_children_of_a_process_that_used_threads(python, method):
+def test_children_of_a_process_that_used_threads(method):
     script = f"""
 import multiprocessing, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads
@@ -234,7 +167,7 @@ if "{method}" in multiprocessing.get_all_start_methods():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fork_while_other_threads_run_and_compile(python):
+def test_fork_while_other_threads_run_and_compile():
     script = """
 import os, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -268,41 +201,7 @@ helper_joins()
     python(script)
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
-def test_an_interrupt_leaves_no_helper_at_work_and_everything_usable(python):
-    script = """
-import random, signal, threading, time
-
-def interrupt(number, frame):
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-set_num_threads(3)
-numbers(); helper_joins()
-random.seed(0)
-for trial in range(400):
-    out, n_tasks = np.zeros(40), random.choice([2, 3, 40])
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
-        try:
-            while True:
-                run(number, (out.ctypes.data, n_tasks, random.choice([0, 1000, 30_000])), n_tasks)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        pass
-    seen = out.copy()
-    if trial % 20 == 0:
-        time.sleep(0.01)
-        assert (out == seen).all()
-        numbers()
-assert threading.active_count() <= 3
-helper_joins()
-"""
-    python(script)
-
-
-def test_the_interpreter_exits_at_once_and_runs_even_then(python):
+def test_the_interpreter_exits_at_once_and_runs_even_then():
     script = """
 import atexit, threading, time
 atexit.register(numbers)
@@ -313,61 +212,3 @@ threading.Thread(target=numbers, args=(2, 10**12), daemon=True).start()
 time.sleep(0.1)
 """
     python(script)
-
-
-def test_the_environment_variable(python):
-    assert python("print(get_num_threads())", SDPA_REF_NUM_THREADS="5") == "5\n"
-    script = """
-try:
-    numbers()
-except ValueError as error:
-    print(error)
-set_num_threads(2)
-numbers()
-"""
-    for text in ("0", "2.5"):
-        assert python(script, SDPA_REF_NUM_THREADS=text) == (
-            f"the environment variable SDPA_REF_NUM_THREADS must be a positive integer, got {text!r}\n"
-        )
-
-
-def test_by_default_there_are_no_more_threads_than_cpus(python):
-    assert 1 <= int(python("print(get_num_threads())", SDPA_REF_NUM_THREADS="")) <= os.cpu_count()
-
-
-@pytest.mark.parametrize("n", [2.0, "2", None, True])
-def test_the_number_of_threads_must_be_an_int(n):
-    with pytest.raises(TypeError, match="n must be an int, got"):
-        set_num_threads(n)
-
-
-@pytest.mark.parametrize("n", [0, -3])
-def test_the_number_of_threads_must_be_positive(n):
-    with pytest.raises(ValueError, match=f"n must be at least 1, got {n}"):
-        set_num_threads(n)
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/a/b\n", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
-        (
-            "3:cpuset:/\n2:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "20000"},
-            2.5,
-        ),
-        ("2:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ("0::/of/the/host\n", {}, math.inf),
-        (None, {}, math.inf),
-    ],
-)
-def test_the_quota_of_control_groups(tmp_path, membership, files, quota):
-    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    if membership is not None:
-        files["proc/self/cgroup"] = membership
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == quota

@@ -1,0 +1,110 @@
+"""Small kernels for tests of the thread pool, and scripts that run beside them in a process of their own."""
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+from sdpa_numba import pool, threads
+from sdpa_numba.atomic import add, look
+from sdpa_numba.compilation import kernel
+from sdpa_numba.simd import load_int64, loader, storer
+from sdpa_numba.tasks import next_task, proceed
+from sdpa_numba.threads import run
+
+load, store = loader("float64", "float64"), storer("float64")
+
+
+@kernel
+def number(worker, out, n_tasks, effort):
+    """Add its number to each task's place."""
+    task = next_task(worker)
+    while task < n_tasks:
+        value = 1.0 + min(task, 0)
+        for step in range(effort):
+            value = 0.5 * value + 0.5  # takes 3 ns and stays 1
+            if step % 1024 == 0 and not proceed(worker, 2**20):
+                break
+        store(out + 8 * task, load(out + 8 * task) + task * value)
+        task = next_task(worker)
+
+
+@kernel
+def touch(worker, out, n_tasks, efforts):
+    """Read and write each task's place all the time, as often as its effort says."""
+    task = next_task(worker)
+    while task < n_tasks:
+        for step in range(load_int64(efforts + 8 * task)):
+            store(out + 8 * task, load(out + 8 * task) + 1.0)
+            if step % 1024 == 0 and not proceed(worker, 2**20):
+                break
+        task = next_task(worker)
+
+
+@kernel
+def meet(worker, arrived):
+    """Wait for a second thread."""
+    add(arrived, 1)
+    for _ in range(2_000_000_000):
+        if look(arrived) >= 2:
+            break
+
+
+def numbers(n_tasks=100, effort=1000):
+    """Do so many tasks and see that each was done once."""
+    out = np.zeros(n_tasks)
+    run(number, (out.ctypes.data, n_tasks, effort), n_tasks)
+    assert (out == np.arange(n_tasks)).all()
+
+
+def helper_joins():
+    """See that a second thread takes part."""
+    arrived = np.zeros(1, np.int64)
+    run(meet, (arrived.ctypes.data,), 2)
+    assert arrived[0] == 2
+
+
+def helpers():
+    """Return the states of all helpers there are."""
+    first = threads._POOL.address + pool.BOX
+    states = [ctypes.c_int64.from_address(first + i * pool.BOX).value for i in range(pool.MOST)]
+    return [state for state in states if state != pool.NOBODY]
+
+
+def at_rest():
+    """See that no helper is at work and no call lies before one."""
+    assert set(helpers()) <= {pool.IDLE, pool.ASLEEP}
+
+
+class Guarded:
+    """Numbers in a memory that may be closed: then whoever touches them ends the process."""
+
+    def __init__(self, n):
+        self.pages = mmap.mmap(-1, -(-8 * n // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self.numbers = np.frombuffer(self.pages, np.float64, n)
+        self.address = self.numbers.ctypes.data
+        self.protect = getattr(ctypes.CDLL(None), "mprotect", None) if os.name == "posix" else None
+
+    def close(self, closed=True):
+        """Close the memory, or open it again."""
+        if self.protect:
+            size, access = ctypes.c_size_t(len(self.pages)), 0 if closed else mmap.PROT_READ | mmap.PROT_WRITE
+            assert self.protect(ctypes.c_void_p(self.address), size, access) == 0
+
+
+def python(script, before="", **environment):
+    """Return what a script prints that finds all this imported; `before` runs first, and None unsets a variable."""
+    paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    variables = os.environ | {"PYTHONPATH": paths} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.threads import *\n{script}"],
+        env={name: text for name, text in variables.items() if text is not None},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
