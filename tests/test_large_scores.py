@@ -65,7 +65,7 @@ def test_rule_24_weights_of_the_backward_pass_sum_to_1(gradient_backend, level):
             np.testing.assert_allclose(shares(got, g), 1, rtol=few)
         got = sdpa_vjp(q, k, v, g, bias=(bias[:1], bias[:, :1]), backend=gradient_backend)  # in strips
         np.testing.assert_allclose(shares(got, g), 1, rtol=few)
-        output, vjp = sdpa_with_vjp(q, k, v, bias=bias[:, :1], backend=gradient_backend)
+        _, vjp = sdpa_with_vjp(q, k, v, bias=bias[:, :1], backend=gradient_backend)
         np.testing.assert_allclose(shares(vjp(g), g), 1, rtol=few)
 
 
@@ -97,7 +97,7 @@ def test_rule_24_score_mod_of_large_scores(gradient_backend, scale):
     g = np.random.default_rng(1).uniform(0.5, 2, (2, 150, 5)).astype(F)
     for function in (lambda *a: bent(*a), numba.njit(bent)):
         function.derivative = bent_slope
-        output, vjp = sdpa_with_vjp(q, k, v, scale=scale, score_mod=function, backend=gradient_backend)
+        _, vjp = sdpa_with_vjp(q, k, v, scale=scale, score_mod=function, backend=gradient_backend)
         np.testing.assert_allclose(shares(vjp(g), g), 1, rtol=5e-6)
         got = sdpa_vjp(q, k, v, g, scale=scale, score_mod=function, backend=gradient_backend)
         np.testing.assert_array_equal(got.value, vjp(g).value)
@@ -152,12 +152,11 @@ def pieces(backend, level, cuts, *, S=4096, dtype=F, layout="HLE", **options):
     v[:, 4000:] = 1
     flip = (lambda x: x.swapaxes(0, 1)) if layout == "LHE" else (lambda x: x)
     edges = zip([0, *cuts], [*cuts, S], strict=True)
+    options |= {"layout": layout, "backend": backend}
     return [
-        sdpa_state(
-            *map(flip, (q, k[:, a:b], v[:, a:b])), bias=np.full((3, b - a), float(level)), layout=layout, backend=backend, **options
-        )
+        sdpa_state(*map(flip, (q, k[:, a:b], v[:, a:b])), bias=np.full((3, b - a), float(level)), **options)
         for a, b in edges
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("level", [0.0, *LEVELS])
