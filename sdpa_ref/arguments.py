@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_aligned, is_float, kind, module_of
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
 
@@ -133,11 +133,10 @@ def soft_cap(value: Any) -> float:
 def checked_sizes(minimum: int = 1, /, **sizes: Any) -> dict[str, int]:
     """Return the sizes as integers of at least the minimum."""
     for name, size in sizes.items():
-        if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
-            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-        if size < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {size}")
-    return {name: int(size) for name, size in sizes.items()}
+        sizes[name] = as_integer(name, size)
+        if sizes[name] < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {sizes[name]}")
+    return sizes
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:

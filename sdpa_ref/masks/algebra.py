@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import as_array, kind, module_of
+from sdpa_ref.arrays import as_array, as_integer, kind, module_of
+from sdpa_ref.frozen import Frozen
 from sdpa_ref.masks import drawing
 from sdpa_ref.masks.checks import check_broadcast, count
 from sdpa_ref.masks.intervals import Bound, Intervals, Rows, complement, everything, intersection, normal_form
 
-_FEW = 1024  # entries of a mask's own array that are compared by value
+_FEW = 1024  # entries of a mask's own array, at most, for which what follows from them is kept
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Grid:
         return (*self.batch, self.heads, self.L, self.S)
 
 
-class Mask:
+class Mask(Frozen):
     """What the mask objects share: the operators and the ways to look at them."""
 
     positional = False  # whether the meaning depends on where the queries stand
@@ -69,6 +70,7 @@ class Mask:
         raise TypeError("a mask is neither true nor false: combine masks with &, | and ~ instead of and, or and not")
 
     __array_ufunc__ = None  # a NumPy array on the left of & hands over to __rand__
+    __pandas_priority__ = 5000  # and so does what is of pandas, whose own are below
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(_short, self._values()))})"
@@ -82,19 +84,20 @@ class Mask:
 
     @cached_property
     def key(self) -> Any:
-        """What makes two masks equal: type and values, or the identity of a mask that is not cacheable."""
-        if not self.cacheable:
-            return object()
+        """What makes two masks equal: type and values, the identity of a function."""
         return (
             type(self),
-            *((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in self._values()),
+            *(
+                (v.shape, v.tobytes()) if isinstance(v, np.ndarray) else id(v) if callable(v) else v
+                for v in self._values()
+            ),
         )
 
     def _values(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # all are dataclasses
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mask) and self.key == other.key
+        return self is other or (isinstance(other, Mask) and self.key == other.key)
 
     def __hash__(self) -> int:
         return self._hash
@@ -131,7 +134,7 @@ class Mask:
                [1, 1, 1]])
         """
         grid = self._grid(L, S, batch, heads, query_offset)
-        keep = np.ascontiguousarray(np.broadcast_to(self._keep(grid, 0, L), grid.shape))
+        keep = np.ascontiguousarray(np.broadcast_to(self._keep(grid, 0, grid.L), grid.shape))
         return keep if grid.batch or heads is not None or grid.heads != 1 else keep[0]
 
     def show(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
@@ -177,9 +180,7 @@ class Mask:
         """
         grid = self._grid(L, S, batch, heads, query_offset)
         for name, index, size in (("i", i, L), ("j", j, S), ("b", b, math.prod(grid.batch)), ("h", h, grid.heads)):
-            if not isinstance(index, (int, np.integer)):
-                raise TypeError(f"{name} must be an integer, got {type(index).__name__}")
-            if not 0 <= index < size:
+            if not 0 <= as_integer(name, index) < size:
                 raise ValueError(f"{name} must be in [0, {size}), got {index}")
         where = (*map(int, np.unravel_index(b, grid.batch)), h) if grid.batch else (h,)
         lines: list[str] = []
@@ -306,6 +307,11 @@ class BooleanArray(Mask):
         return f"array{self.array.shape}"
 
     cacheable = False  # the array may change between calls
+
+    @property
+    def key(self) -> Any:
+        """What makes two of these equal: the identity of an array that may change."""
+        return id(self.array)
 
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:
