@@ -150,10 +150,10 @@ def _from_device(name: str, value: Any) -> Array:
 
 def _from_torch(torch: Any, tensor: Any) -> Array:
     """Return a tensor by its own `numpy`, which refuses what has no memory or a meaning that DLPack does not tell."""
-    if tensor.requires_grad:
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError("it requires a gradient; use tensor.detach()")
-    tensor = tensor.resolve_neg()
-    tensor.data_ptr()  # an error where a transformation of functions keeps the numbers elsewhere
+    tensor = tensor.detach().resolve_neg()
+    tensor.untyped_storage().data_ptr()  # an error where a transformation of functions keeps the numbers elsewhere
     if tensor.dtype != torch.bfloat16:
         return tensor.numpy()
     bits = tensor.view(torch.int16).numpy()
