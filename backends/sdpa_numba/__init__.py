@@ -8,8 +8,9 @@ from sdpa_ref.gradients import Gradients
 from sdpa_ref.problem import Problem, Result
 
 from .ahead import details, warmup
-from .plan import Plan, make_plan, missing_features
+from .plan import Plan, make_plan
 from .strips import compiled, forward_in_strips
+from .target import unusable
 from .threads import run
 
 __all__ = ["ARRAYS", "details", "forward", "unavailable", "unsupported", "vjp", "warmup"]
@@ -19,8 +20,7 @@ ARRAYS = "numpy"
 
 def unavailable() -> str | None:
     """Return why the backend cannot run here, None where it can."""
-    missing = missing_features()
-    return f"this processor lacks the instructions {', '.join(missing)}" if missing else None
+    return unusable()
 
 
 def unsupported(problem: Problem) -> str | None:

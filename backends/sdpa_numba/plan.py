@@ -1,11 +1,11 @@
 """What is decided once for a shape, a type and options: kernels, their tasks, and the numbers that they are told."""
 
-import platform
 from functools import cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
+
+from .target import target
 
 NUMBERS = np.dtype(
     [(name, np.int64) for name in (
@@ -56,23 +56,10 @@ def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:
 
 
 @cache
-def missing_features() -> list[str]:
-    """Return which instructions this processor lacks that LLVM would replace by calls of missing functions."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return []
-    features = llvm.get_host_cpu_features()
-    return [name for name in ("fma", "f16c") if not features.get(name)]
-
-
-@cache
 def host_registers() -> tuple[int, int]:
-    """Return the length in bytes and the number of this processor's vector registers."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return 16, 32
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f") and features.get("avx512vl"):
-        return 64, 32
-    return (32, 16) if features.get("avx") else (16, 16)
+    """Return the length in bytes and the number of the vector registers of the processor that Numba compiles for."""
+    register_bytes, registers, _ = target()
+    return register_bytes, registers
 
 
 def in_range(problem: Any) -> tuple[float, float | None]:

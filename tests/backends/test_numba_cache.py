@@ -110,15 +110,119 @@ def test_any_edited_source_leads_to_another_directory(warm):
     assert warm.run() == FOUND
 
 
-def test_only_the_youngest_directories_are_kept(toy):
+def test_only_the_youngest_directories_are_kept(warm):
+    [version] = (warm.folder / "numba").iterdir()
     for age in range(1, 12):
-        old = toy.folder / "numba" / f"old{age}"
-        old.mkdir(parents=True)
+        old = shutil.copytree(version, version.with_name(f"{age:016x}"))
         os.utime(old, (1e9 - age, 1e9 - age))
-    toy.run()
-    kept = {path.name for path in (toy.folder / "numba").iterdir()}
-    assert {name for name in kept if name.startswith("old")} == {f"old{age}" for age in range(1, 8)}
-    assert len(kept) == 8
+    (warm.package / "part.py").write_text("FACTOR = 1\n")
+    warm.run()
+    kept = {path.name for path in (warm.folder / "numba").iterdir()}
+    assert {f"{age:016x}" for age in range(1, 12)} & kept == {f"{age:016x}" for age in range(1, 7)}
+    assert len(kept) == 8  # with the two that were used
+
+
+FOREIGN = {  # in a folder with the name that this library uses too, old and many
+    "numba/sdpa_ref_{n}/index.nbi": b"of Numba",
+    "numba/{n:016x}/index.nbi": b"a name like ours, other content",
+    "numba/{n:016x}/kernel-{n:032x}": b"a file with a name like ours, too",
+    "numba/{n:016x}/inner/kernel-{n:032x}": b"deeper",
+    "numba/kernel-{n:032x}": b"beside the directories",
+}
+
+
+def test_what_others_have_put_there_is_never_deleted(warm):
+    [version] = (warm.folder / "numba").iterdir()
+    files = {warm.folder / name.format(n=n): content for n in range(12) for name, content in FOREIGN.items()}
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        os.utime(file.parent, (1e9, 1e9))
+    (warm.folder / "numba" / ("e" * 16)).mkdir()  # an empty folder
+    (warm.folder / "numba" / ("d" * 16)).symlink_to(version)
+    mixed = [shutil.copytree(version, version.with_name(f"{n + 99:016x}")) for n in range(12)]
+    for folder in mixed:
+        (folder / "notes.txt").write_text("mine")
+        (folder / "link-0123456789abcdef0123456789abcdef").symlink_to("/etc/passwd")
+        os.utime(folder, (1e9, 1e9))
+    (warm.package / "part.py").write_text("FACTOR = 1\n")
+    warm.run()
+    assert {file: file.read_bytes() for file in files} == files
+    assert (warm.folder / "numba" / ("e" * 16)).is_dir()
+    assert (warm.folder / "numba" / ("d" * 16)).is_symlink()
+    assert all((folder / "notes.txt").exists() and len(list(folder.iterdir())) >= 2 for folder in mixed)
+    assert sum(len(list(folder.iterdir())) == 2 for folder in mixed) > 0  # ours are gone from there
+
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has owners and modes")
+
+
+@posix
+def test_what_is_made_is_for_the_user_alone(toy):
+    toy.folder = toy.root / "new" / "cache"
+    old = os.umask(0)
+    try:
+        toy.run()
+    finally:
+        os.umask(old)
+    made = [toy.folder.parent, *toy.folder.parent.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
+
+WRITABLE = {
+    "the file": lambda toy: toy.files()[0],
+    "its folder": lambda toy: toy.files()[0].parent,
+    "the folder above": lambda toy: toy.folder / "numba",
+    "the cache": lambda toy: toy.folder,
+    "a folder further up": lambda toy: toy.root,
+}
+
+
+@posix
+@pytest.mark.parametrize("who", [0o020, 0o002])
+@pytest.mark.parametrize("what", WRITABLE)
+def test_what_others_could_have_written_is_not_loaded(warm, what, who):
+    path = WRITABLE[what](warm)
+    path.chmod(path.stat().st_mode | who)
+    found = int(warm.run().split()[-1])
+    assert found == (3 if what == "the file" else 0)
+    if what != "the file":
+        assert f"PermissionError: {path.resolve()} can be written by others" in warm.run(INFO)
+        assert len(warm.files()) == 4
+
+
+@posix
+def test_a_folder_with_the_sticky_bit_may_lie_above(warm):
+    warm.root.chmod(0o1777)
+    assert warm.run() == FOUND
+    warm.files()[0].parent.chmod(0o1777)
+    assert warm.run() == COMPILED
+
+
+@posix
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="root can give files away")
+@pytest.mark.parametrize("what", WRITABLE)
+def test_what_belongs_to_another_user_is_not_loaded(warm, what):
+    path = WRITABLE[what](warm)
+    os.chown(path, 54321, -1)
+    assert int(warm.run().split()[-1]) == (3 if what == "the file" else 0)
+
+
+@posix
+def test_links_in_place_of_files_are_not_followed(warm):
+    file = warm.files()[0]
+    file.rename(warm.root / "elsewhere")
+    file.symlink_to(warm.root / "elsewhere")
+    assert int(warm.run().split()[-1]) == 3
+    assert not file.is_symlink()
+    assert warm.run() == FOUND
+
+
+def test_a_cache_behind_a_link_is_used(warm):
+    warm.folder.rename(warm.root / "real")
+    warm.folder.symlink_to(warm.root / "real", target_is_directory=True)
+    assert warm.run() == FOUND
 
 
 DAMAGES = {
