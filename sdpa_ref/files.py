@@ -21,14 +21,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}")
+        raise FileNotFoundError(f"cannot save {path}: there is no folder {Path(path).parent}")
     mode = None
     if os.path.lexists(target):
         mode = target.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise OSError(f"cannot write {path}: it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}")
+            raise OSError(f"cannot save {path}: it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}")
         if not os.access(target, os.W_OK):
-            raise PermissionError(f"cannot write {path}: it is write-protected")
+            raise PermissionError(f"cannot save {path}: it is write-protected")
     part = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
         yield part

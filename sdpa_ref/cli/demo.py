@@ -16,6 +16,7 @@ import numpy as np
 import sdpa_ref
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import unusable
+from sdpa_ref.cli.output import write
 from sdpa_ref.cli.stages import PATCH, SIDE, Measurement, measure, stages
 
 HELP = "run attention on a photo, a sentence and a feature map, and draw what looks at what"
@@ -153,14 +154,7 @@ def _make_directory(path: str) -> None:
 def _write(directory: str, name: str, content: bytes) -> str:
     """Return the path of the file, which has appeared as a whole."""
     path = os.path.join(directory, name)
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        Path(part).write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        Path(part).unlink(missing_ok=True)
+    write(path, content)
     return path
 
 

@@ -1,5 +1,6 @@
 """The disk cache of the Numba backend: what is found again, what must not be, and what may go wrong."""
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -328,3 +329,87 @@ print(kernel(np.zeros(1, np.int64), 3), *kernel.stats.cache_hits.values())
 def test_loaded_and_compiled_kernels_work_together(warm):
     script = SCRIPT + "\nprint(twice(twice(kernels[0]))(counter + 32, 3), twice(kernels[1])(counter + 40, 3.5))"
     assert warm.run(script) == FOUND + "180 160.0\n"  # 30 + 40 + 50 + 60; 70 + 90
+
+
+HOMES = {
+    "an unknown user": {"SDPA_REF_CACHE_DIR": "~no-such-user/x"},
+    "a relative folder": {"SDPA_REF_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"},
+    "a home that is a device": {"SDPA_REF_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": ""},
+    "a home too long": {"SDPA_REF_CACHE_DIR": "", "HOME": "/" + "x" * 5000, "XDG_CACHE_HOME": ""},
+    "a read-only system": {"SDPA_REF_CACHE_DIR": "/proc/sdpa_ref"},
+    "a name that is no UTF-8": {"SDPA_REF_CACHE_DIR": "\udcff\udcfe"},
+}
+
+
+@posix
+@pytest.mark.parametrize("home", HOMES)
+def test_odd_homes_only_cost_time(toy, home):
+    assert toy.run(**HOMES[home]) == COMPILED
+    if home != "a name that is no UTF-8":  # nor can it be printed
+        assert ("Error" in toy.run(INFO, **HOMES[home])) == (home != "a relative folder")
+
+
+def test_without_any_home_there_is_a_reason(toy):
+    prefix = "import os, os.path; os.path.expanduser = lambda path: path\n"  # what it does for a user without one
+    environment = {"SDPA_REF_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
+    assert toy.run(prefix + SCRIPT, **environment) == COMPILED
+    directory, reason = toy.run(prefix + INFO, **environment).splitlines()
+    assert directory == "None"
+    assert "there is no home folder; set SDPA_REF_CACHE_DIR" in reason
+    without = "import sys; sys.modules['platformdirs'] = None\n"
+    assert toy.run(without + SCRIPT, **environment) == COMPILED
+    assert "without platformdirs" in toy.run(without + INFO, **environment)
+    assert toy.run(without + SCRIPT) == COMPILED
+    assert toy.run(without + SCRIPT) == FOUND
+
+
+def test_a_full_disk_only_costs_time(toy):
+    resource = pytest.importorskip("resource")
+    assert resource
+    prefix = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3, 3))\n"
+    assert toy.run(prefix + SCRIPT) == COMPILED
+    assert toy.files() == []
+    assert "OSError" in toy.run(prefix + INFO).splitlines()[-1]
+
+
+class Installed(Toy):
+    """The small package as a zip archive, or as compiled files without sources."""
+
+    def install(self, how, line):
+        self.package.mkdir(exist_ok=True)
+        for file in ("__init__.py", "kernels.py"):
+            (self.package / file).write_text({"kernels.py": KERNELS}.get(file, ""))
+        (self.package / "part.py").write_text(line)
+        for module in (atomic, cache, emit):
+            shutil.copy(module.__file__, self.package)
+        if how == "zip":
+            (self.root / "toy.zip").unlink(missing_ok=True)
+            shutil.make_archive(str(self.root / "toy"), "zip", self.root, "toy")
+        else:
+            assert compileall.compile_dir(self.package, quiet=1, legacy=True, force=True)
+            for source in self.package.glob("*.py"):
+                source.unlink()
+            shutil.make_archive(str(self.root / "toy"), "zip", self.root, "toy")
+            if how == "compiled":
+                return
+        shutil.rmtree(self.package)
+
+
+@pytest.mark.parametrize("how", ["zip", "compiled", "zip of compiled"])
+def test_installations_without_sources_never_use_kernels_of_another_release(tmp_path, how):
+    toy = Installed(tmp_path)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "toy.zip"), os.environ.get("PYTHONPATH", "")])}
+    toy.install(how, "FACTOR = 0\n")
+    assert toy.run(**environment) == COMPILED
+    assert toy.run(**environment) == FOUND
+    toy.install(how, "FACTOR = 1\n")
+    assert toy.run(**environment) == "31 61 72 142 0\n"
+    toy.install(how, "FACTOR = 0\n")
+    assert toy.run(**environment) == FOUND
+
+
+def test_a_package_that_tells_nothing_of_its_modules_is_not_kept(toy):
+    prefix = "import pkgutil; pkgutil.iter_modules = lambda *_: iter(())\n"  # as in some frozen applications
+    assert toy.run(prefix + SCRIPT) == COMPILED
+    assert toy.files() == []
+    assert "cannot be listed" in toy.run(prefix + INFO)
