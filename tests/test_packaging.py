@@ -195,3 +195,10 @@ def test_backend_comes_through_a_real_entry_point(tmp_path):
     printed = python(code, path=tmp_path)
     assert printed.startswith("42.0")
     assert "'mine'" in printed
+
+
+def test_own_backends_are_known_without_metadata(tmp_path):
+    """As in a frozen application, or where the folders were only copied."""
+    code = "import importlib.metadata; importlib.metadata.entry_points = lambda **_: ()\n"
+    code += "import sdpa_ref\nprint(sdpa_ref.names())"
+    assert python(code, path=tmp_path).strip() == "('reference', 'cupy', 'numba')"
