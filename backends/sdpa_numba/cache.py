@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, EllipsisType, FunctionType
 from typing import Any
@@ -84,7 +83,7 @@ def _modules() -> list[tuple[str, Any]]:
     try:
         for module in sorted(pkgutil.iter_modules(sys.modules[__package__].__path__), key=lambda module: module.name):
             name = f"{__package__}.{module.name}"
-            loader: Any = find_spec(name).loader  # type: ignore[union-attr]  # it was found a line above
+            loader: Any = module.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
             source = loader.get_source(name)
             found.append((name, _describe(loader.get_code(name), {}) if source is None else source))
     except Exception as error:  # whatever the loader of an installation without files raises
