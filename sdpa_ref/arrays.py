@@ -1,12 +1,20 @@
 """What counts as an array: its kind (whose memory it is), how foreign arrays come in, which types are legal."""
 
+import math
 import sys
+from contextlib import suppress
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = Any  # a NumPy or CuPy array; the two share the interface that the core uses
 FLOATS = "float16, bfloat16, float32 or float64"
+_FILL = "fill what is masked, as with value.filled(0), and say with mask= which keys a query may attend to"
+_UNMASK = {
+    "mask": "mask.filled(False) if nobody may attend where it is masked",
+    "bias": "bias.filled(-numpy.inf) drops the keys where it is masked",
+}
 _CPU = (1, 3, 11)  # DLPack device types whose memory the host reads: CPU, pinned CUDA and pinned ROCm
 
 
@@ -14,19 +22,63 @@ def as_array(name: str, value: Any) -> Array:
     """Return `value` as a NumPy or CuPy array, without a copy where the memory allows."""
     if type(value) is np.ndarray or kind(value) == "cupy":
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost: pass value.data and mask=~value.mask")
+    if _is_masked(value):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost: {_UNMASK.get(name, _FILL)}")
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         return _from_dlpack(name, value)
     if hasattr(value, "__cuda_array_interface__"):
         return _from_device(name, value)
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except Exception as error:  # whatever the conversion of another library raises
         raise TypeError(f"{name} must be an array, got {type(value).__name__} ({error})") from None
     if array.dtype == object:
         raise TypeError(f"{name} must be an array of numbers, got {_described(value, array)}")
     return array
+
+
+def host_array(name: str, value: Any) -> Array:
+    """Return numbers that the host has to read, such as lengths, as a NumPy array."""
+    try:
+        array = as_array(name, value)
+    except TypeError as error:
+        if isinstance(value, (list, tuple)) and isinstance(error.__context__, ValueError):  # lists of several lengths
+            raise ValueError(f"{name} must have one shape, got {value!r:.60}") from None
+        raise
+    if kind(array) == "cupy":
+        raise TypeError(f"{name} must be readable by the host, got a cupy array: pass it with .get()")
+    return array
+
+
+def as_integer(name: str, value: Any, hint: str = "") -> int:
+    """Return `value` as a Python int: an integer of Python or NumPy, or an array without axes of any library."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    if hasattr(value, "dtype"):
+        array = host_array(name, value)
+        if array.ndim == 0 and array.dtype.kind in "iu":
+            return int(array)
+        got = f"{type(value).__name__} of {array.dtype} and shape {array.shape}" if array.ndim else array.dtype
+    else:
+        got = type(value).__name__
+    raise TypeError(f"{name} must be an integer, got {got}{hint}")
+
+
+def real_number(name: str, value: Any) -> float:
+    """Return a finite number."""
+    if type(value) is float and math.isfinite(value):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        array = as_array(name, value)  # NumPy's own scalars and arrays without axes
+        if array.ndim or not (is_float(array.dtype) or array.dtype.kind in "iu"):
+            raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = np.inf
+    if not np.isfinite(number):
+        raise ValueError(f"{name} must be finite (in float64), got {value!r:.40}")
+    return number
 
 
 def kind(array: Any) -> str:
@@ -69,18 +121,39 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _from_dlpack(name: str, value: Any) -> Array:
-    if int(value.__dlpack_device__()[0]) not in _CPU:
+    try:
+        on_host = int(value.__dlpack_device__()[0]) in _CPU
+    except Exception as refused:  # a JAX array on several devices, a tracer, a tensor without memory
+        if not _is_of_jax_on_host(value):
+            raise _not_taken(name, value, refused) from None
+        on_host = True
+    if not on_host:
         return _from_device(name, value)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-        return _bfloat16(name, value.view(torch.int16))
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
     try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as refused:
-        try:
-            return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
-        except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"{name}: a {type(value).__module__} array that NumPy cannot take ({refused})") from None
+        return _from_torch(torch, value) if is_tensor else np.from_dlpack(value)
+    except Exception as refused:
+        with suppress(Exception):
+            if not is_tensor:
+                return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
+        raise _not_taken(name, value, refused) from None
+
+
+def _is_of_jax_on_host(value: Any) -> bool:
+    """Return whether this is a JAX array all of whose devices are the host: NumPy puts its shards together."""
+    try:
+        return all(device.platform == "cpu" for device in value.devices())
+    except Exception:  # a tracer, or not of JAX
+        return False
+
+
+def _not_taken(name: str, value: Any, reason: Exception) -> TypeError:
+    lines = str(reason).splitlines() or [type(reason).__name__]
+    return TypeError(
+        f"{name} must be an array with numbers in the host's memory, got {type(value).__module__}."
+        f"{type(value).__name__}, which NumPy cannot take ({lines[0]}); for tracers and gradients see docs/bridges.md"
+    )
 
 
 def _from_device(name: str, value: Any) -> Array:
@@ -94,14 +167,31 @@ def _from_device(name: str, value: Any) -> Array:
         raise TypeError(f"{name} lives on a device, and CuPy cannot take it ({refused})") from None
 
 
-def _bfloat16(name: str, bits: Any) -> Array:
-    """Return the bits of bfloat16 numbers, for which NumPy's DLPack has no type, as such."""
+def _from_torch(torch: Any, tensor: Any) -> Array:
+    """Return a tensor by its own `numpy`, which refuses what has no memory or a meaning that DLPack does not tell."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError("it requires a gradient; use tensor.detach()")
+    tensor = tensor.detach().resolve_neg()
+    tensor.untyped_storage().data_ptr()  # an error where a transformation of functions keeps the numbers elsewhere
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    bits = tensor.view(torch.int16).numpy()
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        raise TypeError(f"{name} is bfloat16, which NumPy knows with ml_dtypes: pip install 'sdpa-ref[half]'") from None
-    return np.from_dlpack(bits).view(bfloat16)
+        raise TypeError("NumPy knows bfloat16 with ml_dtypes: pip install 'sdpa-ref[half]'") from None
+    return bits.view(bfloat16)
+
+
+def _is_masked(value: Any) -> bool:
+    """Return whether this is a masked array of NumPy, or a sequence that holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_masked(item) for item in value)
+    return isinstance(value, np.ma.MaskedArray)
 
 
 def _described(value: Any, array: Array) -> str:
-    return f"{array.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
+    if isinstance(value, np.ndarray):
+        return f"{array.dtype} array"
+    name = type(value).__name__
+    return f"{name} of Python objects: convert it, as with .to_numpy(float)" if hasattr(value, "to_numpy") else name

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_integer, host_array
+from sdpa_ref.frozen import Frozen
+
 _MOST = 1e24  # times any distance of positions it is a float32
 
 
 @dataclass(frozen=True, eq=False)
-class ALiBi:
+class ALiBi(Frozen):
     """Attention with linear biases: adds ``-slopes[h] * |i + offset - j|`` to the scores.
 
     Parameters
@@ -36,10 +39,7 @@ class ALiBi:
     slopes: Any
 
     def __post_init__(self) -> None:
-        try:
-            slopes = np.array(self.slopes)
-        except ValueError:
-            raise ValueError(f"bias: ALiBi slopes must have one shape, got {self.slopes!r:.60}") from None
+        slopes = host_array("bias: ALiBi slopes", self.slopes)
         if slopes.dtype.kind not in "fiu" and slopes.dtype.name != "bfloat16":
             raise TypeError(f"bias: ALiBi slopes must be real numbers, got {slopes.dtype}")
         slopes = slopes.astype(np.float64)
@@ -69,13 +69,12 @@ def alibi_slopes(heads: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     >>> alibi_slopes(3)
     array([0.0625    , 0.00390625, 0.25      ])
     """
-    if isinstance(heads, bool) or not isinstance(heads, (int, np.integer)):
-        raise TypeError(f"heads must be an integer, got {type(heads).__name__}")
+    heads = as_integer("heads", heads)
     if heads < 0:
         raise ValueError(f"heads must be at least 0, got {heads}")
     if heads == 0:
         return np.empty(0)
-    whole = 1 << (int(heads).bit_length() - 1)
+    whole = 1 << (heads.bit_length() - 1)
     first = 2.0 ** (-8.0 / whole * np.arange(1, whole + 1))
     between = 2.0 ** (-4.0 / whole * np.arange(1, 2 * (heads - whole), 2))
     return np.concatenate([first, between])

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_integer, real_number
+
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85  # what the key moves by in each round
 _LOW = np.uint64(0xFFFFFFFF)
@@ -43,16 +45,14 @@ class Dropout:
     seed: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float, np.floating)):
-            raise TypeError(f"dropout: p must be a real number, got {type(self.p).__name__}")
-        if not 0 <= float(self.p) < 1:
-            raise ValueError(f"dropout: p must be in [0, 1), got {self.p}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)):
-            raise TypeError(f"dropout: seed must be an integer, got {type(self.seed).__name__}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"dropout: seed must be in [0, 2**64), got {self.seed}")
-        object.__setattr__(self, "p", float(self.p))
-        object.__setattr__(self, "seed", int(self.seed))
+        p = real_number("dropout: p", self.p)
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout: p must be in [0, 1), got {p}")
+        seed = as_integer("dropout: seed", self.seed)
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"dropout: seed must be in [0, 2**64), got {seed}")
+        object.__setattr__(self, "p", p)
+        object.__setattr__(self, "seed", seed)
 
     @property
     def threshold(self) -> int:

@@ -50,9 +50,7 @@ def spelled_out(options: Any, **defaults: Any) -> Callable[[_F], _F]:
         shown = signature(function)
         own = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         listed = [
-            Parameter(
-                name, Parameter.KEYWORD_ONLY, default=(DEFAULTS | defaults).get(name), annotation=annotation
-            )
+            Parameter(name, Parameter.KEYWORD_ONLY, default=(DEFAULTS | defaults).get(name), annotation=annotation)
             for name, annotation in options.__annotations__.items()
         ]
         function.__signature__ = shown.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]

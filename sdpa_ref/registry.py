@@ -2,11 +2,13 @@
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 from sdpa_ref.backend import Backend, Problem
 
 GROUP = "sdpa_ref.backends"
+_OWN = {"cupy": "sdpa_cupy", "numba": "sdpa_numba"}
 _BY_KIND = {"numpy": ("numba", "reference"), "cupy": ("cupy",)}  # what backend=None tries, in this order
 
 
@@ -96,9 +98,10 @@ def _refusal(backend: Backend, problem: Problem, task: str) -> str | None:
 
 @cache
 def _entry_points() -> dict[str, Any]:
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoint, entry_points
 
-    found: dict[str, Any] = {}
+    own = {name: EntryPoint(name, module, GROUP) for name, module in _OWN.items()}  # there without metadata, too
+    found: dict[str, Any] = {name: entry for name, entry in own.items() if find_spec(entry.value) is not None}
     for entry in entry_points(group=GROUP):
         if entry.name == "reference" or (entry.name in found and found[entry.name].value != entry.value):
             raise ValueError(

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -251,4 +252,23 @@ def test_reader_that_leaves_early():
         process.stdout.readline()
         process.stdout.close()
         err = process.stderr.read()
-    assert (process.wait(timeout=60), err) == (1, "")
+    assert (process.wait(timeout=60), err) == (141, "")
+
+
+LINES = ["mask 'Causal()' -L 3", "mask 'KeyLengths(1)' -L 9 --batch 999", "info --json", "--version", "-x"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell's way to close a stream")
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_streams_that_are_closed_or_full(line, streams):
+    if "full" in streams and not os.path.exists("/dev/full"):
+        pytest.skip("this system has no full device")
+    command = f"exec {shlex.quote(sys.executable)} -m sdpa_ref {line} {streams}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    full = streams == ">/dev/full" and line != "-x"
+    allowed = {1} if full else {2} if line == "-x" else {0}
+    assert done.returncode in allowed | ({0} if line == "--version" else set())  # argparse itself ignores it
+    assert ("No space left" in done.stderr) == (full and done.returncode == 1)

@@ -175,3 +175,26 @@ assert main(["demo", "--out", "out"]) == 1
     assert done.stderr.startswith("sdpa-ref demo: error: the demo needs rich and matplotlib")
     assert done.stderr.endswith('pip install "sdpa-ref[demo]"\n')
     assert not (tmp_path / "out").exists()
+
+
+RAMP = np.linspace(0, 1, 64)[None].repeat(64, 0)
+
+
+@pytest.mark.parametrize("kind", ["8 bits", "16 bits", "16 bits in TIFF", "16 bits, big-endian", "float"])
+def test_images_of_wide_samples_are_scaled(tmp_path, kind):
+    from sdpa_ref.cli.demo import _photo
+
+    samples = {"8": np.uint8(RAMP * 255), "1": np.uint16(RAMP * 65535), "f": np.float32(RAMP)}[kind[0]]
+    samples = samples.astype(">u2") if "big" in kind else samples
+    path = tmp_path / ("ramp.png" if kind in ("8 bits", "16 bits") else "ramp.tiff")
+    Image.fromarray(samples).save(path)
+    photo = _photo(str(path))
+    assert abs(photo - np.linspace(0, 1, photo.shape[1])[None, :, None]).max() < 0.02
+
+
+@pytest.mark.parametrize("samples", [np.int32(RAMP * 65535), np.float32(RAMP * 255), np.float32(RAMP * np.nan)])
+def test_images_whose_white_nobody_knows_are_refused(capsys, tmp_path, samples):
+    Image.fromarray(samples).save(tmp_path / "ramp.tiff")
+    assert f"--image {tmp_path / 'ramp.tiff'}: samples " in refused(
+        capsys, tmp_path, "--image", str(tmp_path / "ramp.tiff")
+    )

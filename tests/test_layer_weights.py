@@ -1,5 +1,7 @@
 """Rule 30 of the semantics: weights are drawn, loaded and saved under PyTorch's names."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -201,3 +203,132 @@ def test_random_weights_fill_their_range():
     for drawn, variance, of_squares in ((uniform, 1 / 3, 4 / 45), (gauss, 1, 2)):
         assert abs(drawn.mean()) < 4 * (variance / drawn.size) ** 0.5
         assert abs((drawn**2).mean() - variance) < 4 * (of_squares / drawn.size) ** 0.5
+
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+@pytest.mark.parametrize("have", [(), ("query",), ("query", "key", "value"), ("query", "value", "output"), PROJECTIONS])
+def test_rule_26_a_bias_for_each_projection_apart(have, tmp_path):
+    layer = MultiHeadAttention(6, 3, bias=have, rng=1)
+    assert [getattr(layer, name).bias is not None for name in PROJECTIONS] == [name in have for name in PROJECTIONS]
+    entries = layer.state_dict()
+    assert {name.partition(".")[0] for name in entries if name.endswith("bias")} == set(have)
+    layer.save(tmp_path / "x")
+    again = MultiHeadAttention.load(tmp_path / "x", num_heads=3)
+    zeros = {f"{name}.bias": np.zeros(6, np.float32) for name in PROJECTIONS}
+    filled = MultiHeadAttention.from_state_dict(zeros | entries, num_heads=3)
+    x = np.random.default_rng(2).standard_normal((5, 6)).astype(np.float32)
+    assert_same_bits(again(x), layer(x))
+    np.testing.assert_allclose(filled(x), layer(x), rtol=1e-6, atol=1e-6)
+    value, vjp = again.value_and_vjp(x)
+    assert vjp(value).weights.keys() == entries.keys()
+
+
+def test_rule_26_names_of_biases_are_checked():
+    for wrong in ("query", b"query", 1, None, np.True_ * np.ones(2)):
+        with pytest.raises(TypeError, match=r"got .*; or give the names .* query, key, value"):
+            AttentionHead(6, 3, bias=wrong)
+    with pytest.raises(ValueError, match=r"bias must be True or False, got \['output'\]; or give the names"):
+        AttentionHead(6, 3, bias=["output"])
+    with pytest.raises(TypeError, match=r"bias must be True or False, got list$"):
+        Linear(6, 3, bias=["bias"])
+
+
+def test_rule_30_a_whole_model_is_told_by_its_parts():
+    layer = {f"attention.self.{name}": array for name, array in MultiHeadAttention(6, 3).state_dict().items()}
+    model = {f"encoder.layer.{n}.{name}": array for n in range(12) for name, array in layer.items()}
+    model |= {
+        "embeddings.word.weight": np.zeros((3, 6)),
+        "embeddings.place.weight": np.zeros((3, 6)),
+        "head": np.ones(1),
+    }
+    with pytest.raises(ValueError, match="cannot take these weights") as error:
+        MultiHeadAttention.from_state_dict(model, num_heads=3)
+    assert str(error.value).splitlines()[1:] == [
+        *(f"  missing: {name}.weight" for name in PROJECTIONS),
+        "  unexpected: encoder.layer.* (96 entries)",
+        "  unexpected: embeddings.* (2 entries)",
+        "  unexpected: head",
+        "  pass the entries of one layer alone, without their common beginning; that of 12 fits, the first is "
+        "'encoder.layer.0.attention.self.'",
+    ]
+
+
+def test_rule_30_shards_are_loaded_through_their_index(tmp_path):
+    layer = AttentionHead(6, 3, rng=1)
+    entries, files = layer.state_dict(), {}
+    from safetensors.numpy import save_file
+
+    for n in range(2):
+        part = dict(list(entries.items())[n::2])
+        save_file(part, tmp_path / f"model-{n}.safetensors")
+        files |= dict.fromkeys(part, f"model-{n}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    x = np.ones((2, 6), np.float32)
+    assert_same_bits(AttentionHead.load(index)(x)[0], layer(x)[0])
+    with pytest.raises(IsADirectoryError, match=r"is a folder; name a safetensors file \(model-0.safetensors, model-1"):
+        AttentionHead.load(tmp_path)
+    index.write_text(json.dumps({"weight_map": files | {"more": "model-1.safetensors"}}))
+    with pytest.raises(ValueError, match="names entries that its files do not have: more"):
+        AttentionHead.load(index)
+    for content in ("[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'):
+        index.write_text(content)
+        with pytest.raises(ValueError, match="is no index of safetensors files"):
+            AttentionHead.load(index)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"PK\x03\x04" + b"x" * 99, "file of torch.save .*safetensors.torch.save_file"),
+        (b"\x80\x02}q\x00" + b"x" * 99, "a pickle, which is not read"),
+        (b"GGUF\x03\0\0\0" + b"x" * 99, "a GGUF file"),
+        (b"\x89HDF\r\n\x1a\n" + b"x" * 99, "an HDF5 file"),
+        (b"version https://git-lfs.github.com/spec/v1\n" + b"x" * 99, "a pointer of Git LFS"),
+        (b"", "header"),
+    ],
+)
+def test_rule_30_other_formats_are_named(tmp_path, content, what):
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"cannot read .*model\.pt as a safetensors file: .*{what}"):
+        Linear.load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("name", ["F8_E4M3", "F8_E5M2"])
+def test_rule_30_float8_is_refused_with_what_to_do(tmp_path, name):
+    header = json.dumps({"weight": {"dtype": name, "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match=r"(?i)float8"):
+        Linear.load(tmp_path / "x")
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
+
+
+@posix
+def test_saving_writes_through_links_and_keeps_the_mode(tmp_path):
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "real", tmp_path / "link"
+    link.symlink_to("there/real")
+    Linear(3, 2, rng=1).save(link)  # a target that is not there yet
+    real.chmod(0o640)
+    layer = Linear(3, 2, rng=2)
+    layer.save(link)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert_same_bits(Linear.load(link).weight, layer.weight)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "real", "there"]
+
+
+@posix
+def test_saving_never_replaces_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/null")
+    before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
+    for name, what in {"pipe": "a pipe", "folder": "a folder", "device": "a device"}.items():
+        with pytest.raises(OSError, match=f"cannot save .*{name}: it is {what}"):
+            Linear(3, 2).save(tmp_path / name)
+    assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before

@@ -185,7 +185,7 @@ def test_backend_comes_through_a_real_entry_point(tmp_path):
     (tmp_path / "mine-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
     (tmp_path / "mine-1.dist-info/entry_points.txt").write_text("[sdpa_ref.backends]\nmine = my_backend\n")
     (tmp_path / "my_backend.py").write_text(
-        "from sdpa_ref.problem import Result\nARRAYS = 'numpy'\n"
+        "from sdpa_ref.backend import Result\nARRAYS, TASKS = 'numpy', frozenset()\n"
         "def unavailable(): return None\n"
         "def unsupported(problem): return None\n"
         "def forward(problem, want):\n    out = problem.new_output(); out[...] = 42\n    return Result(output=out)\n"
@@ -195,3 +195,10 @@ def test_backend_comes_through_a_real_entry_point(tmp_path):
     printed = python(code, path=tmp_path)
     assert printed.startswith("42.0")
     assert "'mine'" in printed
+
+
+def test_own_backends_are_known_without_metadata(tmp_path):
+    """As in a frozen application, or where the folders were only copied."""
+    code = "import importlib.metadata; importlib.metadata.entry_points = lambda **_: ()\n"
+    code += "import sdpa_ref\nprint(sdpa_ref.names())"
+    assert python(code, path=tmp_path).strip() == "('reference', 'cupy', 'numba')"

@@ -1,11 +1,11 @@
 """What a user can know and do before the first call: the device and its versions, and common kernels compiled."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
+from sdpa_ref import disk
 from sdpa_ref._problem import problem_of
 from sdpa_ref.backend import Problem
 
@@ -30,7 +30,7 @@ def details() -> dict[str, str]:
         "memory": f"{device.mem_info[1] / 2**30:.0f} GiB",
         **{name: f"CUDA {number // 1000}.{number % 1000 // 10}" for name, number in versions.items()},
         "NVRTC": f"{major}.{minor}",
-        "kernel cache": str(cache_directory()),
+        "kernel cache": str(disk.state(cache_directory)),
     }
 
 
@@ -46,10 +46,9 @@ def warmup() -> dict[str, Callable[[], object]]:
 
     from .compile import cache_directory, compiled
 
-    directory, arch = cache_directory(), int(cupy.cuda.Device().compute_capability)
-    directory.mkdir(parents=True, exist_ok=True)
-    if not os.access(directory, os.W_OK):
-        raise OSError(f"kernels cannot be kept in {directory}: set SDPA_REF_CACHE_DIR to another folder")
+    kept, arch = disk.state(cache_directory), int(cupy.cuda.Device().compute_capability)
+    if kept.reason is not None:
+        raise OSError(f"kernels cannot be kept in {kept}: set SDPA_REF_CACHE_DIR to another folder")
     kernels: dict[str, Callable[[], object]] = {}
     for name in TYPES:
         for width in WIDTHS:

@@ -58,12 +58,15 @@ def compiled(
     CompilationError
         With NVRTC's log.
     """
-    file = _file(source, defines, arch, kind, folder)
-    code = disk.read(file)
+    file = None
+    with suppress(OSError):
+        file = _file(source, defines, arch, kind, folder)
+    code = None if file is None else disk.read(file)
     if code is None:
         code = compilation(source, defines, arch, kind, folder).code
-        with suppress(OSError):
-            disk.write(file, code)
+        if file is not None:
+            with suppress(OSError):
+                disk.write(file, code)
     return code
 
 

@@ -6,8 +6,8 @@ from sdpa_ref.backend import Gradients, Problem, Result
 
 from .ahead import details, warmup
 from .forward import attend
-from .plan import missing_features
 from .strips import compiled, forward_in_strips
+from .target import unusable
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -20,8 +20,7 @@ ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "warmup", "threads"})
 
 def unavailable() -> str | None:
     """Return why the backend cannot run here, None where it can."""
-    missing = missing_features()
-    return f"this processor lacks the instructions {', '.join(missing)}" if missing else None
+    return unusable()
 
 
 def unsupported(problem: Problem) -> str | None:

@@ -11,11 +11,10 @@ from .threads import get_num_threads
 
 def details() -> dict[str, str]:
     """Return what matters to the speed here, for people to read."""
-    directory, reason = cache_info()
     sizes = sizes_for("float32", *host_registers())
     return {
         "threads": str(get_num_threads()),
-        "kernel cache": f"{directory}" + (f" (cannot be written: {reason})" if reason else ""),
+        "kernel cache": str(cache_info()),
         "vectors": f"{sizes.lanes} float32 numbers; tiles of {sizes.tile_rows} x {sizes.tile_vectors} vectors",
     }
 
@@ -30,9 +29,9 @@ def warmup() -> dict[str, Callable[[], object]]:
     """
     from . import backward, decode, panels
 
-    directory, reason = cache_info()
-    if reason is not None:
-        raise OSError(f"kernels cannot be kept in {directory} ({reason}): set SDPA_REF_CACHE_DIR to another folder")
+    kept = cache_info()
+    if kept.reason is not None:
+        raise OSError(f"kernels cannot be kept in {kept}: set SDPA_REF_CACHE_DIR to another folder")
     kernels = {}
     for dtype in BIAS_CODES:
         sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())

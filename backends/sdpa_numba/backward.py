@@ -18,6 +18,7 @@ from .simd import allocate, load_int64, loader, record_reader, release, splatter
 from .tasks import OVERHEAD, next_task, proceed
 from .views import batch, data, stride
 
+
 class Arrays(NamedTuple):
     """The arrays of a call, each by the address of its object; 0 for what is absent."""
 

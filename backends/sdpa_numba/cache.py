@@ -9,14 +9,15 @@ compiled in every process anew, and a file that cannot be read back is as good a
 import hashlib
 import math
 import pickle
+import pkgutil
 import platform
-import tempfile
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from types import CodeType, EllipsisType, FunctionType
+from typing import Any
 
 import llvmlite
 import numba
@@ -30,15 +31,8 @@ from numba.core.serialize import dumps
 
 from sdpa_ref import disk
 
-PACKAGE = Path(__file__).parent
+SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")  # of Numba, that change machine code
 LIBRARIES = (math, np, numba)  # known by the names of what is in them, as their versions are in the key
-
-
-class CacheInfo(NamedTuple):
-    """Where compiled kernels are kept; `reason` says why none can be, and is None where they can."""
-
-    directory: Path
-    reason: str | None
 
 
 def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -65,22 +59,38 @@ def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 @cache
 def cache_directory() -> Path:
-    """Return the directory for kernels of exactly these sources and versions; it need not exist."""
+    """Return the directory for kernels of exactly these sources, versions and settings; it need not exist.
+
+    Raises
+    ------
+    OSError
+        There is no folder for it, or no telling what this package consists of.
+    """
     versions = [platform.python_implementation(), platform.python_version()]
     versions += [module.__version__ for module in (numba, llvmlite, np)]
-    sources = [(source.name, source.read_bytes()) for source in sorted(PACKAGE.rglob("*.py"))]
-    return disk.directory("numba", repr((versions, sources)).encode())
+    settings = [getattr(numba.config, name, None) for name in SETTINGS]
+    return disk.directory("numba", repr((versions, settings, _modules())).encode())
 
 
-def cache_info() -> CacheInfo:
+def cache_info() -> disk.State:
     """Return where compiled kernels are kept, or why they cannot be, after trying to write a file there."""
-    directory = cache_directory()
+    return disk.state(cache_directory)
+
+
+def _modules() -> list[tuple[str, Any]]:
+    """Return what each module of this package is made of: its source, or its code where there is no source."""
+    found = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
-        return CacheInfo(directory, f"{type(error).__name__}: {error}")
-    return CacheInfo(directory, None)
+        for module in sorted(pkgutil.iter_modules(sys.modules[__package__].__path__), key=lambda module: module.name):
+            name = f"{__package__}.{module.name}"
+            loader: Any = module.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
+            source = loader.get_source(name)
+            found.append((name, _describe(loader.get_code(name), {}) if source is None else source))
+    except Exception as error:  # whatever the loader of an installation without files raises
+        raise OSError(f"the sources of {__package__} cannot be read ({type(error).__name__}: {error})") from None
+    if __name__ not in dict(found):
+        raise OSError(f"the modules of {__package__} cannot be listed")
+    return found
 
 
 class _DiskCache(NullCache):
@@ -92,7 +102,7 @@ class _DiskCache(NullCache):
     @property
     def cache_path(self) -> str:
         """The directory, for `dispatcher.stats`."""
-        return str(cache_directory())
+        return str(cache_info().directory)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compilation stored for `signature`, None where there is none or none that works."""
@@ -107,7 +117,7 @@ class _DiskCache(NullCache):
         """Store `compilation`; if that fails, do without."""
         if compilation.library.has_dynamic_globals:  # addresses in this process
             return
-        with suppress(OSError, pickle.PicklingError, _Unknown):
+        with suppress(Exception):  # a full disk, no home, a thing that cannot be described or pickled
             disk.write(self._file(signature, compilation.codegen), dumps(compilation._reduce()))
 
     def _file(self, signature: Any, codegen: Any) -> Path:
@@ -127,7 +137,7 @@ def _describe(thing: Any, seen: dict[int, int]) -> Any:
     """
     describe = partial(_describe, seen=seen)
     match thing:
-        case None | bool() | int() | float() | str() | bytes() | np.generic() | np.dtype():
+        case None | bool() | int() | float() | complex() | str() | bytes() | np.generic() | np.dtype() | EllipsisType():
             return type(thing).__name__, repr(thing)
         case tuple() | list():
             return tuple(map(describe, thing))

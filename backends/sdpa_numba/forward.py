@@ -56,8 +56,8 @@ def attend(problem: Problem, want: frozenset[str], score_mod: Any = None, final:
     record = _FULL.pack(
         *first, plan.sizes, scale, *[0 if array is None else id(array) for array in arrays],
         kind, *((0, 0, 0) if table is None else (table.ctypes.data, table.strides[0], 8)),
-        0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold, seed & 0xFFFFFFFF, seed >> 32,
-        *place, softcap or 0.0, factor,
+        0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold, seed & 0xFFFFFFFF,
+        seed >> 32, *place, softcap or 0.0, factor,
     )  # fmt: skip
     run(plan.kernel, record, plan.settle)
     return Result(output, lse, weights, m, z)

@@ -18,7 +18,6 @@ from .tiles import Tile
 from .views import batch, stride
 
 
-
 @cache
 def packing(dtype, sizes):
     """Return ``pack_block``.

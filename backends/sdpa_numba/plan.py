@@ -1,14 +1,13 @@
 """What is decided once for a type and the options that are there: a kernel, and what settles how its work is cut up."""
 
-import platform
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from .compilation import Kernel, native
 from .record import SIZES, Sizes, settle_few_rows, settle_many_rows
+from .target import target
 
 FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
 
@@ -45,20 +44,7 @@ def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:
 
 
 @cache
-def missing_features() -> list[str]:
-    """Return which instructions this processor lacks that LLVM would replace by calls of missing functions."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return []
-    features = llvm.get_host_cpu_features()
-    return [name for name in ("fma", "f16c") if not features.get(name)]
-
-
-@cache
 def host_registers() -> tuple[int, int]:
-    """Return the length in bytes and the number of this processor's vector registers."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return 16, 32
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f") and features.get("avx512vl"):
-        return 64, 32
-    return (32, 16) if features.get("avx") else (16, 16)
+    """Return the length in bytes and the number of the vector registers of the processor that Numba compiles for."""
+    register_bytes, registers, _ = target()
+    return register_bytes, registers

@@ -142,7 +142,7 @@ def record_reader(dtype):
 
 
 def tuple_reader(named, dtype):
-    """Return ``read(address)``: the named tuple of the int64 fields of that name in a record of this structured type."""
+    """Return ``read(address)``: a named tuple of those int64 fields of a record of this structured type."""
     result = types.NamedUniTuple(types.int64, len(named._fields), named)
     offsets = [dtype.fields[name][1] for name in named._fields]
 

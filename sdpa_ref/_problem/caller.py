@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref._problem.checks import one_kind
+from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee

@@ -1,14 +1,12 @@
 """The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
 
-import math
 import sys
-from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, is_aligned, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_aligned, is_float, kind, module_of, real_number
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
@@ -95,23 +93,6 @@ def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
     return logits
 
 
-def real_number(name: str, value: Any) -> float:
-    """Return a finite number."""
-    if type(value) is float and math.isfinite(value):
-        return value
-    if isinstance(value, bool) or not isinstance(value, Real):
-        array = as_array(name, value)  # NumPy's own scalars and arrays without axes
-        if array.ndim or not (is_float(array.dtype) or array.dtype.kind in "iu"):
-            raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = np.inf
-    if not np.isfinite(number):
-        raise ValueError(f"{name} must be finite (in float64), got {value!r:.40}")
-    return number
-
-
 def soft_cap(value: Any) -> float:
     """Return a finite number above 0."""
     try:
@@ -128,11 +109,10 @@ def soft_cap(value: Any) -> float:
 def checked_sizes(minimum: int = 1, /, **sizes: Any) -> dict[str, int]:
     """Return the sizes as integers of at least the minimum."""
     for name, size in sizes.items():
-        if isinstance(size, (bool, np.bool_)) or not isinstance(size, (int, np.integer)):
-            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-        if size < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {size}")
-    return {name: int(size) for name, size in sizes.items()}
+        sizes[name] = as_integer(name, size)
+        if sizes[name] < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {sizes[name]}")
+    return sizes
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:

@@ -83,7 +83,9 @@ def pose(
     if out is None and output:
         rows = (L, form.Hq) if layout == "LHE" and not arrays.headless else (form.Hq, L)
         shape = (L, form.Ev) if arrays.headless else (*form.batch, *rows, form.Ev)
-        place = out = np.empty(shape, form.dtype) if form.kind == "numpy" else module_of(form.kind).empty(shape, form.dtype)
+        place = out = (
+            np.empty(shape, form.dtype) if form.kind == "numpy" else module_of(form.kind).empty(shape, form.dtype)
+        )
     elif place is not None and not (output and is_aligned(place)):
         place = None
     in_place = place is not None
@@ -172,7 +174,9 @@ def _misfit(arrays: dict[str, Array], layout: Any) -> Exception:
         for name, array in arrays.items():
             if array.ndim < 2:
                 raise ValueError(f"{name} must have at least 2 axes, (..., H, length, width), got shape {array.shape}")
-        shapes = {name: array if array.ndim == 2 else checks.heads_first(array, layout) for name, array in arrays.items()}
+        shapes = {
+            name: array if array.ndim == 2 else checks.heads_first(array, layout) for name, array in arrays.items()
+        }
         checks.sizes({name: array.shape for name, array in shapes.items()}, layout)
     except (TypeError, ValueError) as error:
         return error

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import geometric_mean
 from textwrap import wrap
-from typing import Any
+from typing import Any, BinaryIO
 
 from sdpa_ref.bench.cases import CASES
 
@@ -136,7 +136,7 @@ def notes(report: dict[str, Any]) -> list[str]:
     return lines + [f"- {reason} ({', '.join(cases)})" for reason, cases in refused.items()]
 
 
-def chart(report: dict[str, Any], file: Path) -> None:
+def chart(report: dict[str, Any], file: Path | BinaryIO) -> None:
     """Save a picture of the ratios: a bar for the best peer, a dot for each."""
     from matplotlib.figure import Figure
 

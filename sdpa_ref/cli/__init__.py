@@ -5,18 +5,26 @@ code. What it needs beyond NumPy it imports in `run`.
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from sdpa_ref.cli.errors import Failure, UsageError
 
+_CODES = """exit codes:
+  0 done, 1 failed or nowhere to write, 2 called wrongly, 130 interrupted, 141 the reader of the output has gone"""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 COMMANDS = ("bench", "check", "demo", "info", "mask", "museum", "warmup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code of a command line: 0, 1 where the command failed, 2 where it was called wrongly.
+
+    It is 1 as well where standard output cannot be written, as on a full disk; 141 where its reader has gone, as
+    `head` does; 130 after Ctrl-C. A closed standard output is as one that nobody reads.
 
     Parameters
     ----------
@@ -36,9 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys never read: none
     0
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a console that lacks a character still gets the line
+    _open_streams()
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough: `sdpa-ref ... | head`
+        _discard_output()
+        return 128 + 13  # what a shell says of a program that SIGPIPE has ended
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _discard_output()
+        with suppress(OSError):
+            print(f"sdpa-ref: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     try:
         options = parser.parse_args(argv)
@@ -49,16 +74,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         code: int = options.run(options)
-        sys.stdout.flush()
     except (UsageError, Failure) as error:
         print(f"sdpa-ref {options.command}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:  # the reader has seen enough: `sdpa-ref ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else the exit flushes into the pipe again
-        return 1
-    except KeyboardInterrupt:
-        return 130
     return code
+
+
+def _open_streams() -> None:
+    """Give closed streams a place that nobody reads, and open ones a way to write any character."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # for the whole process
+        elif hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer go nowhere, or else the exit would write it and fail again."""
+    with suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sdpa-ref",
         description="Scaled dot-product attention without a framework.",
-        epilog="examples:\n  sdpa-ref demo\n  sdpa-ref COMMAND --help",
+        epilog="examples:\n  sdpa-ref demo\n  sdpa-ref COMMAND --help\n\n" + _CODES,
         formatter_class=raw,
     )
     parser.add_argument("--version", action="version", version=f"sdpa-ref {__version__}")

@@ -1,6 +1,7 @@
 """``sdpa-ref bench``: the backends against other libraries, on this machine."""
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import sdpa_ref
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import collect, unusable
+from sdpa_ref.cli.output import write
 
 HELP = "time attention against PyTorch, ONNX Runtime, OpenVINO and JAX"
 EXAMPLES = """examples:
@@ -82,10 +84,9 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None:
         if not any("ratio" in row for row in result["cases"]):
             raise Failure("no peer was timed, so there is nothing to draw")
-        try:
-            report.chart(result, options.out)
-        except OSError as error:
-            raise Failure(f"cannot write {options.out}: {error.strerror}") from None
+        chart = io.BytesIO()
+        report.chart(result, chart)
+        write(options.out, chart.getvalue())
     wrong = [name for name in result["backends"] for row in result["cases"] if row["contenders"][name].get("wrong")]
     return 1 if wrong else 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdpa_ref.cli.errors import Failure, UsageError
+from sdpa_ref.cli.output import write
 
 HELP = "hold an implementation of attention to the laws of this project"
 EXAMPLES = """examples:
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from sdpa_ref.testing.page import page
 
-        _written(options.html, page(result, found))
+        write(options.html, page(result, found))
     saved = {finding.law.name: _save(finding, options.save) for finding in found if options.save}
     if options.json:
         data = report.as_data(result, found)
@@ -160,10 +161,3 @@ def _save(finding: Any, directory: Path) -> list[str]:
     except OSError as error:
         raise Failure(f"cannot write to {directory}: {error.strerror}") from None
     return [*map(str, paths), *([f"no ONNX test: {reason}"] if reason else [])]
-
-
-def _written(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None

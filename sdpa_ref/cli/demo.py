@@ -16,6 +16,7 @@ import numpy as np
 import sdpa_ref
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import unusable
+from sdpa_ref.cli.output import write
 from sdpa_ref.cli.stages import PATCH, SIDE, Measurement, measure, stages
 
 HELP = "run attention on a photo, a sentence and a feature map, and draw what looks at what"
@@ -130,13 +131,33 @@ def _photo(path: str | None) -> Any:
     file = get_sample_data(_SAMPLE, asfileobj=False) if path is None else path
     try:
         with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            upright = _eight_bits(ImageOps.exif_transpose(image), image.format).convert("RGB")
             square = ImageOps.fit(upright, (SIDE, SIDE), Image.Resampling.BOX)
+    except UsageError as error:
+        raise UsageError(f"--image {file}: {error}") from None
     except UnidentifiedImageError:
         raise UsageError(f"--image {file}: this is not an image of a known format") from None
     except Exception as error:  # what is raised depends on the format and on what is wrong with the file
         raise UsageError(f"--image {file}: {getattr(error, 'strerror', None) or error}") from None
     return np.asarray(square, np.float32) / 255
+
+
+def _eight_bits(image: Any, file_format: str | None) -> Any:
+    """Return an image whose samples have 8 bits: Pillow would cut off what is wider instead of scaling it."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PNG"):
+        white = 65535.0
+    elif image.mode == "F":
+        white = 1.0
+    elif image.mode == "I":
+        raise UsageError("samples of 32 bits have no agreed white; convert the image to 8 or 16 bits")
+    else:
+        return image
+    scaled = np.asarray(image).astype(np.float64) / white
+    if not ((scaled >= 0) & (scaled <= 1)).all():
+        raise UsageError(f"samples must be in [0, {white:g}], got {scaled.min() * white:g} to {scaled.max() * white:g}")
+    return Image.fromarray(np.round(scaled * 255).astype(np.uint8))
 
 
 def _make_directory(path: str) -> None:
@@ -153,14 +174,7 @@ def _make_directory(path: str) -> None:
 def _write(directory: str, name: str, content: bytes) -> str:
     """Return the path of the file, which has appeared as a whole."""
     path = os.path.join(directory, name)
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        Path(part).write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        Path(part).unlink(missing_ok=True)
+    write(path, content)
     return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdpa_ref.cli.errors import Failure, UsageError
+from sdpa_ref.cli.output import write
 
 HELP = "show that the suite finds bugs: kernels that are wrong like real ones, and what saw them first"
 EXAMPLES = """examples:
@@ -48,10 +49,7 @@ def run(options: argparse.Namespace) -> int:
     progress = Console(stderr=True)
     seen = list(track(walk, "Looking at faults", total=len(faults), console=progress, transient=True))
     if options.markdown:
-        try:
-            options.markdown.write_text(museum.markdown(seen), encoding="utf-8")
-        except OSError as error:
-            raise Failure(f"cannot write {options.markdown}: {error.strerror}") from None
+        write(options.markdown, museum.markdown(seen))
     if options.json:
         print(json.dumps([sighting.as_dict() for sighting in seen], indent=2))
     else:

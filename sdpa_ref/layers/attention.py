@@ -1,6 +1,6 @@
 """Attention with learned projections: one head, and several."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Never, Self
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from sdpa_ref.api import sdpa, sdpa_weights, sdpa_with_vjp
 from sdpa_ref.arrays import Array
-from sdpa_ref.dropout import Dropout
 from sdpa_ref.backend import Gradients
+from sdpa_ref.dropout import Dropout
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
@@ -32,8 +32,8 @@ class AttentionHead(Layer):
         Width of the tokens.
     attention_head_size : int
         Width E of the projections; scores are divided by its square root.
-    bias : bool
-        Whether the projections have biases.
+    bias : bool or collection of str
+        Whether the projections have biases, or the names of those that do: ``("query", "value")``.
     rng, dtype
         As in `Linear`.
 
@@ -60,7 +60,13 @@ class AttentionHead(Layer):
     _biases: ClassVar[Axes] = {f"{name}.bias": "attention_head_size" for name in _PROJECTIONS}
 
     def __init__(
-        self, hidden_size: int, attention_head_size: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+        self,
+        hidden_size: int,
+        attention_head_size: int,
+        bias: bool | Collection[str] = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
     ) -> None:
         self._draw(rng, dtype, bias, hidden_size=hidden_size, attention_head_size=attention_head_size)
 
@@ -128,8 +134,8 @@ class MultiHeadAttention(Layer):
         Width of the tokens, a multiple of `num_heads`.
     num_heads : int
         Number of heads H.
-    bias : bool
-        Whether the projections have biases.
+    bias : bool or collection of str
+        Whether the projections have biases, or the names of those that do: ``("query", "value")``.
     rng, dtype
         As in `Linear`.
 
@@ -167,7 +173,13 @@ class MultiHeadAttention(Layer):
     _given = ("num_heads",)
 
     def __init__(
-        self, hidden_size: int, num_heads: int, bias: bool = True, *, rng: Any = None, dtype: Any = np.float32
+        self,
+        hidden_size: int,
+        num_heads: int,
+        bias: bool | Collection[str] = True,
+        *,
+        rng: Any = None,
+        dtype: Any = np.float32,
     ) -> None:
         self._draw(rng, dtype, bias, hidden_size=hidden_size, num_heads=num_heads)
 

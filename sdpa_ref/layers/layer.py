@@ -1,7 +1,7 @@
 """What all layers share: weights under PyTorch's names, drawn at random, loaded and saved."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from os import PathLike
 from typing import Any, ClassVar, Self
@@ -10,7 +10,9 @@ import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array
-from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, read, safetensors, shape_of
+from sdpa_ref.files import replacing
+from sdpa_ref.layers.files import read, safetensors
+from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, shape_of
 
 
 class Layer:
@@ -21,7 +23,7 @@ class Layer:
     """
 
     _weights: ClassVar[Axes] = {}
-    _biases: ClassVar[Axes] = {}  # these are there together or not at all
+    _biases: ClassVar[Axes] = {}  # each of these is there or not
     _given: ClassVar[tuple[str, ...]] = ()  # sizes that the shapes of the weights do not tell
 
     @classmethod
@@ -62,7 +64,8 @@ class Layer:
         Parameters
         ----------
         path : str or path
-            The file, written by `save` or by PyTorch's ``safetensors.torch.save_file``.
+            The file, written by `save` or by PyTorch's ``safetensors.torch.save_file``; or the index
+            ``*.safetensors.index.json`` of a model in several files.
         **sizes : int
             As in `from_state_dict`.
 
@@ -94,40 +97,47 @@ class Layer:
         Parameters
         ----------
         path : str or path
-            The file; PyTorch reads it with ``safetensors.torch.load_file``.
-        """
-        from pathlib import Path
-        from uuid import uuid4
+            The file; PyTorch reads it with ``safetensors.torch.load_file``. Through a symbolic link its target is
+            written. An existing file keeps its mode.
 
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"cannot save {path}: there is no folder {path.parent}")
-        unfinished = path.with_name(f".{path.name}.{uuid4().hex}")
+        Raises
+        ------
+        OSError
+            There is no such folder, no space, or `path` is write-protected or no regular file.
+        """
         contiguous = {  # the format's writer copies memory as it lies
             name: np.ascontiguousarray(array, array.dtype.newbyteorder("="))
             for name, array in self.state_dict().items()
         }
-        try:
+        with replacing(path) as unfinished:
             safetensors().save_file(contiguous, unfinished)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type is int)  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(sizes)})"
 
-    def _draw(self, rng: Any, dtype: Any, bias: bool, **sizes: int) -> None:
+    def _draw(self, rng: Any, dtype: Any, bias: bool | Collection[str], **sizes: int) -> None:
         """Fill a new layer with weights as PyTorch draws them: uniform within 1 / sqrt(fan_in)."""
-        if not isinstance(bias, (bool, np.bool_)):
-            raise TypeError(f"bias must be True or False, got {type(bias).__name__}")
+        biases = self._chosen(bias)
         sizes, dtype, rng = checked_sizes(**sizes), float_dtype(dtype), np.random.default_rng(rng)
         arrays = {}
-        for name, axes in {**self._weights, **(self._biases if bias else {})}.items():
+        for name, axes in {**self._weights, **biases}.items():
             _, *fan_in = shape_of(self._weights[name.replace("bias", "weight")], sizes)
             bound = 1 / math.sqrt(math.prod(fan_in))
             arrays[name] = rng.uniform(-bound, bound, shape_of(axes, sizes)).astype(dtype)
         self._fill(arrays, sizes)
+
+    def _chosen(self, bias: bool | Collection[str]) -> Axes:
+        """Return the biases that the layer has: all, none, or those of the projections that are named."""
+        if isinstance(bias, (bool, np.bool_)):
+            return self._biases if bias else {}
+        parts = {name.removesuffix(".bias"): name for name in self._biases if "." in name}
+        hint = f"; or give the names of those that have one, of {', '.join(parts)}" if parts else ""
+        if not parts or not isinstance(bias, (tuple, list, set, frozenset)):
+            raise TypeError(f"bias must be True or False, got {type(bias).__name__}{hint}")
+        if any(name not in parts for name in bias):
+            raise ValueError(f"bias must be True or False, got {bias!r:.80}{hint}")
+        return {name: self._biases[name] for part, name in parts.items() if part in bias}
 
     def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
         """Set the fields of a new layer, once."""

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Never
 
 import numpy as np
 
-from sdpa_ref.api import sdpa_weights, sdpa_with_vjp
 from sdpa_ref._problem.checks import checked_shape, checked_sizes
+from sdpa_ref.api import sdpa_weights, sdpa_with_vjp
 from sdpa_ref.arrays import Array
-from sdpa_ref.dropout import Dropout
 from sdpa_ref.backend import Gradients
+from sdpa_ref.dropout import Dropout
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1

@@ -109,7 +109,7 @@ def sinusoidal_positions(L: int, width: int, *, dtype: Any = np.float32) -> Arra
     array([[0.  , 1.  , 0.  , 1.  ],
            [0.84, 0.54, 0.01, 1.  ]], dtype=float32)
     """
-    checked_sizes(0, L=L), checked_sizes(width=width)
+    L, width = *checked_sizes(0, L=L).values(), *checked_sizes(width=width).values()
     columns = np.arange(width)
     angles = np.arange(L)[:, None] / 10000.0 ** (columns // 2 * 2 / width)
     return np.where(columns % 2, np.cos(angles), np.sin(angles)).astype(float_dtype(dtype))

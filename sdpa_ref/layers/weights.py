@@ -1,10 +1,10 @@
 """Weights by name: checked against the shapes that a layer states in terms of its sizes, and their file format."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 
 Axes = Mapping[str, str]  # the name of each weight, and its shape: "3*heads*dim_head dim 1 1"
+_FEW = 8  # names that are listed one by one
 
 
 def checked_weights(
@@ -20,9 +21,9 @@ def checked_weights(
     """Return the entries as arrays and all sizes of the layer, or raise one error that lists all that is wrong."""
     if not isinstance(entries, Mapping):
         raise TypeError(f"the weights must be a mapping of names to arrays, got {type(entries).__name__}")
-    expected = {**weights, **(biases if any(name in entries for name in biases) else {})}
+    expected = {**weights, **{name: axes for name, axes in biases.items() if name in entries}}
     faults = [f"missing: {name}" for name in expected if name not in entries]
-    faults += [f"unexpected: {name}" for name in entries if name not in expected]
+    faults += _unexpected([str(name) for name in entries if name not in expected], weights)
     arrays = {}
     for name in expected:
         if name in entries:
@@ -43,6 +44,32 @@ def checked_weights(
     if faults:
         raise ValueError("\n  ".join([f"{layer} cannot take these weights:", *faults]))
     return arrays, sizes
+
+
+def _unexpected(names: list[str], weights: Axes) -> list[str]:
+    """Return a line for each name, or for each part of a whole model, and where in it this layer may be."""
+    if len(names) <= _FEW:
+        return [f"unexpected: {name}" for name in names]
+    parts = Counter(_part(name) for name in names)
+    lines = [f"unexpected: {part}" + (f" ({count} entries)" if count > 1 else "") for part, count in parts.items()]
+    known = set(names)
+    some = next(iter(weights))
+    prefixes = [name.removesuffix(some) for name in names if name.endswith(f".{some}")]
+    fitting = [prefix for prefix in prefixes if all(prefix + name in known for name in weights)]
+    if fitting:
+        lines.append(
+            f"pass the entries of one layer alone, without their common beginning; that of {len(fitting)} fits, "
+            f"the first is {fitting[0]!r}"
+        )
+    return lines
+
+
+def _part(name: str) -> str:
+    """Return the part of a model that an entry is of: ``encoder.layer.*`` for ``encoder.layer.3.output.bias``."""
+    numbered = re.match(r"(.*?\.)\d+\.", name)
+    if numbered:
+        return f"{numbered[1]}*"
+    return f"{name.partition('.')[0]}.*" if "." in name else name
 
 
 def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -83,26 +110,3 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
     if not is_float(drawn):
         raise TypeError(f"dtype must be {FLOATS}, got {drawn}")
     return drawn
-
-
-def read(path: str | PathLike[str]) -> dict[str, Array]:
-    """Return the entries of a safetensors file."""
-    with suppress(ImportError):
-        import ml_dtypes  # noqa: F401  # from here on NumPy knows bfloat16
-    try:
-        entries: dict[str, Array] = safetensors().load_file(path)
-    except (OSError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # the class is SafetensorError, or what NumPy says of a type it does not know
-        hint = "; bfloat16 needs ml_dtypes: pip install 'sdpa-ref[half]'" if "bfloat16" in str(error) else ""
-        raise ValueError(f"NumPy cannot read {path} as a safetensors file: {error}{hint}") from None
-    return entries
-
-
-def safetensors() -> Any:
-    """Return the module that reads and writes the files."""
-    try:
-        import safetensors.numpy
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("weight files need safetensors: pip install 'sdpa-ref[weights]'") from error
-    return safetensors.numpy

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 import numpy as np
 
 from sdpa_ref.arrays import as_array, kind
+from sdpa_ref.frozen import Frozen
 from sdpa_ref.masks import looking
 from sdpa_ref.masks.band import Band
 from sdpa_ref.masks.checks import check_broadcast, count
@@ -22,7 +23,7 @@ _SHORT = 64  # keys up to which a boolean array stays one
 _M = TypeVar("_M", bound="Mask")
 
 
-class Mask:
+class Mask(Frozen):
     """What the mask objects share: the operators and the ways to look at them.
 
     A mask states its rule in one of three ways: as a `Band` (`_band`), as intervals of keys (`_rows`), or as a test of
@@ -51,16 +52,20 @@ class Mask:
         raise TypeError("a mask is neither true nor false: combine masks with &, | and ~ instead of and, or and not")
 
     __array_ufunc__ = None  # a NumPy array on the left of & hands over to __rand__
+    __pandas_priority__ = 5000  # and so does what is of pandas, whose own are below
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(_short, self._values()))})"
 
     @property
     def key(self) -> Any:
-        """What makes two masks equal: type and values."""
+        """What makes two masks equal: type and values, the identity of a function."""
         return (
             type(self),
-            *((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in self._values()),
+            *(
+                (v.shape, v.tobytes()) if isinstance(v, np.ndarray) else id(v) if callable(v) else v
+                for v in self._values()
+            ),
         )
 
     def _values(self) -> list[Any]:
@@ -71,17 +76,6 @@ class Mask:
 
     def __hash__(self) -> int:
         return hash(self.key)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the values alone, without what was kept of an earlier call."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the values, with arrays read-only again, which those of copies and pickles are not."""
-        for name, value in state.items():
-            if isinstance(value, np.ndarray) and not isinstance(self, BooleanArray):
-                value.setflags(write=False)
-            object.__setattr__(self, name, value)
 
     def dense(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
               query_offset: Any = None) -> np.ndarray[Any, np.dtype[np.bool_]]:  # fmt: skip
@@ -307,8 +301,8 @@ class BooleanArray(Mask):
 
     @property
     def key(self) -> Any:
-        """The identity of the mask: an array may change between two looks at it."""
-        return BooleanArray, id(self.array)
+        """What makes two of these equal: the identity of an array that may change."""
+        return id(self.array)
 
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:

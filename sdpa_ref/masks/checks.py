@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_integer, host_array
+
 _LARGEST = 2**63 - 1
 
 
@@ -53,10 +55,7 @@ def last_axis(name: str, array: Any, batch: tuple[int, ...], size: int, axis: st
 
 def integers(name: str, value: Any, axes: int = 0) -> Any:
     """Return a read-only int64 copy."""
-    try:
-        given = np.array(value)
-    except ValueError:  # a list of lists of several lengths
-        raise ValueError(f"mask: {name} must have one shape, got {value!r:.60}") from None
+    given = host_array(f"mask: {name}", value)
     if given.size == 0 and not hasattr(value, "dtype"):
         given = given.astype(np.int64)  # an empty list has no type of its own
     if given.dtype.kind not in "iu":
@@ -84,11 +83,10 @@ def lengths(name: str, value: Any, axes: int = 0) -> Any:
 
 def count(name: str, value: Any, hint: str = "", minimum: int = 0) -> int:
     """Return a Python int of at least `minimum`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"mask: {name} must be an integer, got {type(value).__name__}{hint}")
-    if value < minimum:
-        raise ValueError(f"mask: {name} must be at least {minimum}, got {value}{hint}")
-    return int(value)
+    number = as_integer(f"mask: {name}", value, hint)
+    if number < minimum:
+        raise ValueError(f"mask: {name} must be at least {minimum}, got {number}{hint}")
+    return number
 
 
 def put(mask: Any, name: str, value: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import as_integer
 from sdpa_ref.masks.grid import Grid
 
 _LINES, _COLUMNS = 64, 96  # the most that is drawn; of a longer side several share a mark
@@ -25,9 +26,7 @@ def explanation(mask: Any, grid: Grid, i: int, j: int, b: int, h: int) -> str:
     """Return in words which parts of a mask keep or drop key j for query i of head h in batch entry b."""
     sizes = {"i": (i, grid.L), "j": (j, grid.S), "b": (b, math.prod(grid.batch)), "h": (h, grid.heads)}
     for name, (index, size) in sizes.items():
-        if not isinstance(index, (int, np.integer)):
-            raise TypeError(f"{name} must be an integer, got {type(index).__name__}")
-        if not 0 <= index < size:
+        if not 0 <= as_integer(name, index) < size:
             raise ValueError(f"{name} must be in [0, {size}), got {index}")
     entry = tuple(map(int, np.unravel_index(b, grid.batch))) if grid.batch else ()
     lines: list[str] = []

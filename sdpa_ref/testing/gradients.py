@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref import reference
-from sdpa_ref.arrays import as_array, is_float
 from sdpa_ref._problem import differentiable, pose
+from sdpa_ref.arrays import as_array, is_float
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.testing import bounds
 from sdpa_ref.testing.bounds import gamma, per_head, unit, wide

@@ -37,10 +37,16 @@ def cases(**words: Any) -> SearchStrategy[Case]:
     **words
         What is not to be drawn freely: keywords of `case`, as values or as strategies.
 
+    Notes
+    -----
+    The first call of a backend for a type compiles kernels, which takes seconds. Hypothesis would report such an
+    example as too slow, so turn its deadline off where a test calls a backend.
+
     Examples
     --------
-    >>> from hypothesis import given
-    >>> @given(cases(S=st.integers(1, 3), mask=(), layout="HLE"))
+    >>> from hypothesis import given, settings
+    >>> @settings(deadline=None)
+    ... @given(cases(S=st.integers(1, 3), mask=(), layout="HLE"))
     ... def check(case):
     ...     assert 1 <= case.key.shape[-2] <= 3 and "mask" not in case.options
     >>> check()

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref._problem import pose
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array
-from sdpa_ref._problem import pose
 from sdpa_ref.reference import stages
 from sdpa_ref.testing.bounds import wide
 from sdpa_ref.testing.budget import error_budget

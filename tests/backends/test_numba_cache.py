@@ -1,5 +1,6 @@
 """The disk cache of the Numba backend: what is found again, what must not be, and what may go wrong."""
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -110,15 +111,119 @@ def test_any_edited_source_leads_to_another_directory(warm):
     assert warm.run() == FOUND
 
 
-def test_only_the_youngest_directories_are_kept(toy):
+def test_only_the_youngest_directories_are_kept(warm):
+    [version] = (warm.folder / "numba").iterdir()
     for age in range(1, 12):
-        old = toy.folder / "numba" / f"old{age}"
-        old.mkdir(parents=True)
+        old = shutil.copytree(version, version.with_name(f"{age:016x}"))
         os.utime(old, (1e9 - age, 1e9 - age))
-    toy.run()
-    kept = {path.name for path in (toy.folder / "numba").iterdir()}
-    assert {name for name in kept if name.startswith("old")} == {f"old{age}" for age in range(1, 8)}
-    assert len(kept) == 8
+    (warm.package / "part.py").write_text("FACTOR = 1\n")
+    warm.run()
+    kept = {path.name for path in (warm.folder / "numba").iterdir()}
+    assert {f"{age:016x}" for age in range(1, 12)} & kept == {f"{age:016x}" for age in range(1, 7)}
+    assert len(kept) == 8  # with the two that were used
+
+
+FOREIGN = {  # in a folder with the name that this library uses too, old and many
+    "numba/sdpa_ref_{n}/index.nbi": b"of Numba",
+    "numba/{n:016x}/index.nbi": b"a name like ours, other content",
+    "numba/{n:016x}/kernel-{n:032x}": b"a file with a name like ours, too",
+    "numba/{n:016x}/inner/kernel-{n:032x}": b"deeper",
+    "numba/kernel-{n:032x}": b"beside the directories",
+}
+
+
+def test_what_others_have_put_there_is_never_deleted(warm):
+    [version] = (warm.folder / "numba").iterdir()
+    files = {warm.folder / name.format(n=n): content for n in range(12) for name, content in FOREIGN.items()}
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        os.utime(file.parent, (1e9, 1e9))
+    (warm.folder / "numba" / ("e" * 16)).mkdir()  # an empty folder
+    (warm.folder / "numba" / ("d" * 16)).symlink_to(version)
+    mixed = [shutil.copytree(version, version.with_name(f"{n + 99:016x}")) for n in range(12)]
+    for folder in mixed:
+        (folder / "notes.txt").write_text("mine")
+        (folder / "link-0123456789abcdef0123456789abcdef").symlink_to("/etc/passwd")
+        os.utime(folder, (1e9, 1e9))
+    (warm.package / "part.py").write_text("FACTOR = 1\n")
+    warm.run()
+    assert {file: file.read_bytes() for file in files} == files
+    assert (warm.folder / "numba" / ("e" * 16)).is_dir()
+    assert (warm.folder / "numba" / ("d" * 16)).is_symlink()
+    assert all((folder / "notes.txt").exists() and len(list(folder.iterdir())) >= 2 for folder in mixed)
+    assert sum(len(list(folder.iterdir())) == 2 for folder in mixed) > 0  # ours are gone from there
+
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has owners and modes")
+
+
+@posix
+def test_what_is_made_is_for_the_user_alone(toy):
+    toy.folder = toy.root / "new" / "cache"
+    old = os.umask(0)
+    try:
+        toy.run()
+    finally:
+        os.umask(old)
+    made = [toy.folder.parent, *toy.folder.parent.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
+
+WRITABLE = {
+    "the file": lambda toy: toy.files()[0],
+    "its folder": lambda toy: toy.files()[0].parent,
+    "the folder above": lambda toy: toy.folder / "numba",
+    "the cache": lambda toy: toy.folder,
+    "a folder further up": lambda toy: toy.root,
+}
+
+
+@posix
+@pytest.mark.parametrize("who", [0o020, 0o002])
+@pytest.mark.parametrize("what", WRITABLE)
+def test_what_others_could_have_written_is_not_loaded(warm, what, who):
+    path = WRITABLE[what](warm)
+    path.chmod(path.stat().st_mode | who)
+    found = int(warm.run().split()[-1])
+    assert found == (3 if what == "the file" else 0)
+    if what != "the file":
+        assert f"PermissionError: {path.resolve()} can be written by others" in warm.run(INFO)
+        assert len(warm.files()) == 4
+
+
+@posix
+def test_a_folder_with_the_sticky_bit_may_lie_above(warm):
+    warm.root.chmod(0o1777)
+    assert warm.run() == FOUND
+    warm.files()[0].parent.chmod(0o1777)
+    assert warm.run() == COMPILED
+
+
+@posix
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="root can give files away")
+@pytest.mark.parametrize("what", WRITABLE)
+def test_what_belongs_to_another_user_is_not_loaded(warm, what):
+    path = WRITABLE[what](warm)
+    os.chown(path, 54321, -1)
+    assert int(warm.run().split()[-1]) == (3 if what == "the file" else 0)
+
+
+@posix
+def test_links_in_place_of_files_are_not_followed(warm):
+    file = warm.files()[0]
+    file.rename(warm.root / "elsewhere")
+    file.symlink_to(warm.root / "elsewhere")
+    assert int(warm.run().split()[-1]) == 3
+    assert not file.is_symlink()
+    assert warm.run() == FOUND
+
+
+def test_a_cache_behind_a_link_is_used(warm):
+    warm.folder.rename(warm.root / "real")
+    warm.folder.symlink_to(warm.root / "real", target_is_directory=True)
+    assert warm.run() == FOUND
 
 
 DAMAGES = {
@@ -224,3 +329,87 @@ print(kernel(np.zeros(1, np.int64), 3), *kernel.stats.cache_hits.values())
 def test_loaded_and_compiled_kernels_work_together(warm):
     script = SCRIPT + "\nprint(twice(twice(kernels[0]))(counter + 32, 3), twice(kernels[1])(counter + 40, 3.5))"
     assert warm.run(script) == FOUND + "180 160.0\n"  # 30 + 40 + 50 + 60; 70 + 90
+
+
+HOMES = {
+    "an unknown user": {"SDPA_REF_CACHE_DIR": "~no-such-user/x"},
+    "a relative folder": {"SDPA_REF_CACHE_DIR": "", "XDG_CACHE_HOME": "relative"},
+    "a home that is a device": {"SDPA_REF_CACHE_DIR": "", "HOME": "/dev/null", "XDG_CACHE_HOME": ""},
+    "a home too long": {"SDPA_REF_CACHE_DIR": "", "HOME": "/" + "x" * 5000, "XDG_CACHE_HOME": ""},
+    "a read-only system": {"SDPA_REF_CACHE_DIR": "/proc/sdpa_ref"},
+    "a name that is no UTF-8": {"SDPA_REF_CACHE_DIR": "\udcff\udcfe"},
+}
+
+
+@posix
+@pytest.mark.parametrize("home", HOMES)
+def test_odd_homes_only_cost_time(toy, home):
+    assert toy.run(**HOMES[home]) == COMPILED
+    if home != "a name that is no UTF-8":  # nor can it be printed
+        assert ("Error" in toy.run(INFO, **HOMES[home])) == (home != "a relative folder")
+
+
+def test_without_any_home_there_is_a_reason(toy):
+    prefix = "import os, os.path; os.path.expanduser = lambda path: path\n"  # what it does for a user without one
+    environment = {"SDPA_REF_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
+    assert toy.run(prefix + SCRIPT, **environment) == COMPILED
+    directory, reason = toy.run(prefix + INFO, **environment).splitlines()
+    assert directory == "None"
+    assert "there is no home folder; set SDPA_REF_CACHE_DIR" in reason
+    without = "import sys; sys.modules['platformdirs'] = None\n"
+    assert toy.run(without + SCRIPT, **environment) == COMPILED
+    assert "without platformdirs" in toy.run(without + INFO, **environment)
+    assert toy.run(without + SCRIPT) == COMPILED
+    assert toy.run(without + SCRIPT) == FOUND
+
+
+def test_a_full_disk_only_costs_time(toy):
+    resource = pytest.importorskip("resource")
+    assert resource
+    prefix = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3, 3))\n"
+    assert toy.run(prefix + SCRIPT) == COMPILED
+    assert toy.files() == []
+    assert "OSError" in toy.run(prefix + INFO).splitlines()[-1]
+
+
+class Installed(Toy):
+    """The small package as a zip archive, or as compiled files without sources."""
+
+    def install(self, how, line):
+        self.package.mkdir(exist_ok=True)
+        for file in ("__init__.py", "kernels.py"):
+            (self.package / file).write_text({"kernels.py": KERNELS}.get(file, ""))
+        (self.package / "part.py").write_text(line)
+        for module in (atomic, cache, emit):
+            shutil.copy(module.__file__, self.package)
+        if how == "zip":
+            (self.root / "toy.zip").unlink(missing_ok=True)
+            shutil.make_archive(str(self.root / "toy"), "zip", self.root, "toy")
+        else:
+            assert compileall.compile_dir(self.package, quiet=1, legacy=True, force=True)
+            for source in self.package.glob("*.py"):
+                source.unlink()
+            shutil.make_archive(str(self.root / "toy"), "zip", self.root, "toy")
+            if how == "compiled":
+                return
+        shutil.rmtree(self.package)
+
+
+@pytest.mark.parametrize("how", ["zip", "compiled", "zip of compiled"])
+def test_installations_without_sources_never_use_kernels_of_another_release(tmp_path, how):
+    toy = Installed(tmp_path)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "toy.zip"), os.environ.get("PYTHONPATH", "")])}
+    toy.install(how, "FACTOR = 0\n")
+    assert toy.run(**environment) == COMPILED
+    assert toy.run(**environment) == FOUND
+    toy.install(how, "FACTOR = 1\n")
+    assert toy.run(**environment) == "31 61 72 142 0\n"
+    toy.install(how, "FACTOR = 0\n")
+    assert toy.run(**environment) == FOUND
+
+
+def test_a_package_that_tells_nothing_of_its_modules_is_not_kept(toy):
+    prefix = "import pkgutil; pkgutil.iter_modules = lambda *_: iter(())\n"  # as in some frozen applications
+    assert toy.run(prefix + SCRIPT) == COMPILED
+    assert toy.files() == []
+    assert "cannot be listed" in toy.run(prefix + INFO)

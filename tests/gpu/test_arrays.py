@@ -8,8 +8,7 @@ from sdpa_cupy import arrays
 from sdpa_cupy.strips import in_strips
 
 import sdpa_ref as sr
-from sdpa_ref.testing import problem_of
-from sdpa_ref.testing import assert_close, assert_same_bits, check, resolve
+from sdpa_ref.testing import assert_close, assert_same_bits, check, problem_of, resolve
 
 RNG = np.random.default_rng(3)
 

@@ -11,8 +11,7 @@ from sdpa_cupy.plan import PARAMETERS, Launch
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
-from sdpa_ref.testing import problem_of
-from sdpa_ref.testing import assert_close, check, device, resolve
+from sdpa_ref.testing import assert_close, check, device, problem_of, resolve
 
 
 def test_the_parameter_block_is_one_number_by_value(machine, launches):

@@ -19,10 +19,9 @@ from sdpa_cupy.launch.fibers import SCHEDULES, Fibers
 from sdpa_cupy.plan import bound, make_plan
 
 import sdpa_ref as sr
-from sdpa_ref.backend import Result
 from sdpa_ref._problem import pose
-from sdpa_ref.testing import problem_of
-from sdpa_ref.testing import assert_close, assert_same_bits
+from sdpa_ref.backend import Result
+from sdpa_ref.testing import assert_close, assert_same_bits, problem_of
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import case
 from sdpa_ref.testing.properties import BY_NAME, PROPERTIES

@@ -14,8 +14,7 @@ from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
 from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers, build
 
-from sdpa_ref.testing import problem_of
-from sdpa_ref.testing import assert_close, assert_same_bits
+from sdpa_ref.testing import assert_close, assert_same_bits, problem_of
 from sdpa_ref.testing.cases import case
 
 pytestmark = needs_compiler
@@ -99,7 +98,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def problem_of(words):
+def drawn(words):
     """Return a case; where it is `huge`, more than 4 GiB lie between its keys."""
     words = {"L": 20, "S": 40, "E": 16, "Ev": 16, "dtype": "float16", "heads": (2, 1)} | words
     huge = words.pop("huge", False)
@@ -115,7 +114,7 @@ def problem_of(words):
 
 def finding(folder, words, want):
     """Return what the fibers find wrong with the kernels of a folder, "" for nothing."""
-    given = problem_of(words)
+    given = drawn(words)
     problem = problem_of(*given.arrays, **given.options)
     results, reports = [], []
     for order, late in SCHEDULES:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.layers.weights import read
+from sdpa_ref.layers.files import read
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VERSION = 1

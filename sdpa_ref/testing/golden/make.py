@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.layers.weights import safetensors
+from sdpa_ref.layers.files import safetensors
 from sdpa_ref.testing.golden.collection import Array, Recipe, recipes
 from sdpa_ref.testing.golden.inputs import drawn
 from sdpa_ref.testing.golden.truth import attention

@@ -1,6 +1,6 @@
 """What the museum's kernel is called with, brought into one order: batch, head, length, width.
 
-It reads the meaning of the arguments on its own, from the documented rules, and shares nothing with `sdpa_ref.problem`.
+It reads the meaning of the arguments on its own, from the documented rules, and shares nothing with `sdpa_ref._problem`.
 """
 
 from collections.abc import Iterator

@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.testing import problem_of
-from sdpa_ref.testing import check, resolve
+from sdpa_ref.testing import check, problem_of, resolve
 from sdpa_ref.testing.cases import case
 
 WANTED = {sr.sdpa: {"output"}, sr.sdpa_state: {"output", "lse"}, sr.sdpa_weights: {"weights"}}

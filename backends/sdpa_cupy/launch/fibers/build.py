@@ -92,7 +92,7 @@ def runtime() -> Path:
 def _made(directory: Path, name: str, arguments: list[str]) -> Path:
     """Return a file that the compiler made, in one step for all who make it at the same time."""
     file = directory / name
-    if not file.exists():
+    if not disk.is_trusted(file):
         with disk.replaced(file) as part:
             command = [_compiler(), *arguments, "-o", str(part)]
             plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
