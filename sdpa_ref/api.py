@@ -10,7 +10,7 @@ from sdpa_ref.backend import Gradients, ScoreMod
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.options import GradientOptions, Options, StateOptions, spelled_out
 from sdpa_ref.reference import Stages
-from sdpa_ref.spelling import checked, unknown_keyword
+from sdpa_ref.spelling import parted, unknown_keyword
 from sdpa_ref.state import AttentionState
 
 _OUTPUT = frozenset({"output"})
@@ -148,8 +148,8 @@ def sdpa_state(
     >>> np.exp(sdpa_state(x, x, x).lse)
     array([[2., 2.]])
     """
-    backend = checked(options, StateOptions).pop("backend", None)
-    problem, caller = pose(query, key, value, **options, output=True)
+    backend, rest = parted(options, StateOptions)
+    problem, caller = pose(query, key, value, **rest, output=True)
     result = registry.choose(problem, backend).forward(problem, _STATE)
     m, z = (None if number is None else caller.lse(number) for number in (result.m, result.z))
     return AttentionState(caller.output(result.output), caller.lse(result.lse), caller.layout)._with(m, z)
@@ -182,8 +182,8 @@ def sdpa_weights(
            [0.5 , 0.5 , 0.  ],
            [0.33, 0.33, 0.33]])
     """
-    backend = checked(options, Options).pop("backend", None)
-    problem, caller = pose(query, key, NO_VALUE, **options)
+    backend, rest = parted(options, Options)
+    problem, caller = pose(query, key, NO_VALUE, **rest)
     return caller.weights(registry.choose(problem, backend).forward(problem, _WEIGHTS).weights)
 
 
@@ -215,8 +215,8 @@ def sdpa_stages(
     >>> stages.raw, stages.scaled.round(2), stages.weights.round(2), stages.output.round(2)
     (array([[2., 0.]]), array([[1.41, 0.  ]]), array([[0.8, 0.2]]), array([[0.2]]))
     """
-    backend = checked(options, GradientOptions).pop("backend", "reference")
-    problem, caller = pose(query, key, value, **options)
+    backend, rest = parted(options, GradientOptions, "reference")
+    problem, caller = pose(query, key, value, **rest)
     stages: Stages = registry.choose(problem, backend, "stages").stages(problem)
     scores = {name: caller.weights(stage) for name, stage in stages._asdict().items() if name not in ("lse", "output")}
     return Stages(**scores, lse=caller.lse(stages.lse), output=caller.turned(stages.output))
@@ -259,11 +259,11 @@ def sdpa_vjp(
     >>> gradients.value.tolist(), gradients.bias
     ([[0.5], [0.5]], None)
     """
-    backend = checked(options, GradientOptions).pop("backend", None)
-    problem, caller = pose(query, key, value, **options)
+    backend, rest = parted(options, GradientOptions)
+    problem, caller = pose(query, key, value, **rest)
     incoming = caller.incoming(differentiable(problem), grad_output, grad_lse)
     gradients = registry.choose(problem, backend, "vjp").vjp(problem, *incoming)
-    return caller.gradients(gradients, query, key, value, options.get("bias"), options.get("sink"))
+    return caller.gradients(gradients, query, key, value, rest.get("bias"), rest.get("sink"))
 
 
 @spelled_out(GradientOptions)
@@ -296,14 +296,14 @@ def sdpa_with_vjp(
     >>> output, vjp(2 * output).value.tolist()  # of the square of the output
     (array([[0.5]]), [[0.5], [0.5]])
     """
-    backend = checked(options, GradientOptions).pop("backend", None)
-    problem, caller = pose(query, key, value, **options)
+    backend, rest = parted(options, GradientOptions)
+    problem, caller = pose(query, key, value, **rest)
     solver = registry.choose(differentiable(problem), backend, "vjp")
     result = solver.forward(problem, _STATE)
 
     def vjp(grad_output: Any, grad_lse: Any = None) -> Gradients:
         incoming = caller.incoming(problem, grad_output, grad_lse)
         gradients = solver.vjp(problem, *incoming, result)
-        return caller.gradients(gradients, query, key, value, options.get("bias"), options.get("sink"))
+        return caller.gradients(gradients, query, key, value, rest.get("bias"), rest.get("sink"))
 
     return caller.output(result.output), vjp

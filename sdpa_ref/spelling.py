@@ -91,8 +91,8 @@ def only_ours(options: dict[str, Any], ours: tuple[str, ...]) -> dict[str, Any]:
     return options
 
 
-def checked(options: Any, allowed: Any) -> Any:
-    """Return the options, or raise the error of the first that is not declared in `allowed`."""
+def parted(options: Any, allowed: Any, backend: str | None = None) -> tuple[str | None, dict[str, Any]]:
+    """Return the backend and the other options, or raise the error of the first that is not declared in `allowed`."""
     if not options.keys() <= allowed.__annotations__.keys():
         raise unknown_keyword({name: value for name, value in options.items() if name not in allowed.__annotations__})
-    return options
+    return options.pop("backend", backend), options

@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.floating_point import ieee
-from sdpa_ref.masks import Band
+from sdpa_ref.masks import Band, Intervals
 
 from . import backward
 from .forward import BIAS_CODES, banded, rounded_sink
@@ -155,7 +155,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     memory = np.empty(n["counters"] + shares, np.uint8)
     memory[: n["counters"]] = 0
     n["memory"] = memory.ctypes.data
-    intervals = problem.visible if n["visible"] == INTERVALS else (None, None, None)
+    intervals = problem.visible if isinstance(problem.visible, Intervals) else (None, None, None)
     arrays = (
         problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse,
         gradients.query, gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.keep, problem.bias,

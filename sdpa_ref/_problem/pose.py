@@ -7,7 +7,7 @@ import numpy as np
 from sdpa_ref._problem import checks
 from sdpa_ref._problem.caller import Caller
 from sdpa_ref._problem.form import Arrays, arrays_of
-from sdpa_ref.arrays import Array, as_array, is_aligned, kind, module_of, result_dtype
+from sdpa_ref.arrays import Array, as_array, is_aligned, kind, module_of, real_number, result_dtype
 from sdpa_ref.backend import Form, Problem, ScoreMod
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
@@ -66,7 +66,7 @@ def pose(
     if scale is None:
         scale = arrays.scale
     else:
-        scale = min(max(checks.real_number("scale", scale), -arrays.largest), arrays.largest)
+        scale = min(max(real_number("scale", scale), -arrays.largest), arrays.largest)
     if softcap is not None:
         softcap = min(max(checks.soft_cap(softcap), arrays.tiny), arrays.largest / 4)
     logits = None if sink is None else checks.sink_logits(sink, form.Hq, form.acc_dtype)
@@ -83,9 +83,7 @@ def pose(
     if out is None and output:
         rows = (L, form.Hq) if layout == "LHE" and not arrays.headless else (form.Hq, L)
         shape = (L, form.Ev) if arrays.headless else (*form.batch, *rows, form.Ev)
-        place = out = (
-            np.empty(shape, form.dtype) if form.kind == "numpy" else module_of(form.kind).empty(shape, form.dtype)
-        )
+        place = out = (np if form.kind == "numpy" else module_of(form.kind)).empty(shape, form.dtype)
     elif place is not None and not (output and is_aligned(place)):
         place = None
     in_place = place is not None

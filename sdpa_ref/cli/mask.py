@@ -9,7 +9,7 @@ import numpy as np
 
 from sdpa_ref.cli.errors import UsageError
 from sdpa_ref.cli.mask_expression import MASKS, parse_mask
-from sdpa_ref.masks.drawing import picture
+from sdpa_ref.masks.looking import picture
 
 HELP = "draw a mask, count the pairs it keeps, and find rows that see nothing"
 EXAMPLES = f"""examples:

@@ -1,7 +1,7 @@
 """Masks: which query may attend to which key.
 
-`rules` and `documents` have the objects, `algebra` what they share, `reduction` the normal form that backends see, made
-of a `band` or of `intervals`; `positions` says where the queries stand, `looking` shows a mask, `checks` has the errors.
+`rules` and `documents` have the objects, `algebra` what they share, `reduction` the normal form that backends see, a
+`band` or `intervals`; `positions` says where the queries stand, `looking` shows a mask, `checks` has the errors.
 """
 
 from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, walk

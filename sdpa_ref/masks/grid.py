@@ -29,7 +29,8 @@ class Grid(NamedTuple):
         """Where each query stands."""
         if self.documents is not None:
             return self.documents[0]
-        return np.arange(self.L) + np.asarray(self.offset)[..., None]
+        positions: Bound = np.arange(self.L) + np.asarray(self.offset)[..., None]
+        return positions
 
     @property
     def origin(self) -> Bound:

@@ -1,6 +1,6 @@
 """What the museum's kernel is called with, brought into one order: batch, head, length, width.
 
-It reads the meaning of the arguments on its own, from the documented rules, and shares nothing with `sdpa_ref._problem`.
+It reads the meaning of the arguments on its own, from the documented rules: nothing is shared with `sdpa_ref._problem`.
 """
 
 from collections.abc import Iterator
@@ -121,7 +121,11 @@ def joined(mask: Any) -> Iterator[Any]:
 def valid_lengths(call: Call) -> tuple[Any, Any]:
     """Return the valid queries and keys, numbers or ``(B, 1)``, as masks that are joined by ``&`` say."""
     L, S = call.shape[2:]
-    given = {type(part): call.per_entry(part.n)[:, None] for part in joined(call.mask) if isinstance(part, KeyLengths)}
+    given = {
+        type(part): call.per_entry(part.n)[:, None]
+        for part in joined(call.mask)
+        if isinstance(part, KeyLengths | QueryLengths)
+    }
     return given.get(QueryLengths, L), given.get(KeyLengths, S)
 
 

@@ -58,7 +58,7 @@ def compile_for(arch, rounds):
 
 def _watched(arch, function, answer, *arrays, **options):
     """Return the answer, after what a device needs for it was compiled."""
-    _compile(arch, WANTED[function], *(arrays if function is not sr.sdpa_weights else arrays), **options)
+    _compile(arch, WANTED[function], *arrays, **options)
     return answer(*arrays, **options)
 
 
