@@ -136,11 +136,12 @@ class AttentionState:
         if self.has_sink:
             raise ValueError("the sink is added once, and this state has one")
         heads = 1 if self.lse.ndim == 1 else self.lse.shape[-1 if self.layout == "LHE" else -2]
-        logits = sink_logits(sink, heads, self.lse.dtype).astype(self.lse.dtype)
+        m, z = self._apart
+        logits = sink_logits(sink, heads, self.lse.dtype).astype(m.dtype)
         logits = module_of(kind(self.lse)).asarray(logits)
         if self.lse.ndim > 1 and self.layout == "HLE":
             logits = logits[:, None]
-        m, z, share, _ = _union(*self._apart, logits, 1)
+        m, z, share, _ = _union(m, z, logits, 1)
         with np.errstate(all="ignore"):
             output = (share[..., None] * self.output.astype(m.dtype)).astype(self.output.dtype)
             lse = (m + np.log(z)).astype(self.lse.dtype)

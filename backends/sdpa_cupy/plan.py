@@ -133,9 +133,7 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     return plan
 
 
-def bound(
-    plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, workspace: int
-) -> np.ndarray[Any, Any]:
+def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, workspace: int) -> np.ndarray[Any, Any]:
     """Return the parameter block for arrays that all lie where the kernels run.
 
     Parameters

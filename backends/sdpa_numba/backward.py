@@ -146,8 +146,8 @@ def kernel(sizes, general):
         sums = grad_rows + p.Ev_row * step
         whole = sums + p.E_parts * step
         return Tile(
-            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state, m, m + step, m + 2 * step,
-            query, grad, query_rows, grad_rows, sums, whole,
+            rows, (b * p.Hq + head) * p.L + first, filled, (filled + lanes - 1) // lanes, state,
+            m, m + step, m + 2 * step, query, grad, query_rows, grad_rows, sums, whole,
         )  # fmt: skip
 
     @part

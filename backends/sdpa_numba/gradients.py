@@ -152,9 +152,9 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     memory[: n["counters"]] = 0
     intervals = problem.intervals or (None, None, None)
     arrays = (
-        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse, gradients.query,
-        gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias, problem.slopes,
-        problem.positions,
+        problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse,
+        gradients.query, gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.dense, problem.bias,
+        problem.slopes, problem.positions,
     )  # fmt: skip
     addresses = np.array([0 if array is None else id(array) for array in arrays], np.int64)
     changes = problem.dense, problem.bias, problem.slopes, problem.dropout, problem.softcap

@@ -91,8 +91,7 @@ def _assert_returned(name: str, got: Any, arrays: tuple[Any, ...]) -> None:
     """Raise an AssertionError unless a function of a target returned an output, or the tuple that it must return."""
     more = name in ("state", "merge")  # behind output and lse a state may have what its own merge needs
     if name in _TUPLES and not (
-        isinstance(got, tuple | list)
-        and (len(got) == len(_TUPLES[name]) or (more and len(got) > len(_TUPLES[name])))
+        isinstance(got, tuple | list) and (len(got) == len(_TUPLES[name]) or (more and len(got) > len(_TUPLES[name])))
     ):
         number = f" of {len(got)}" if isinstance(got, tuple | list) else ""
         raise AssertionError(f"{name} must return ({', '.join(_TUPLES[name])}), got {type(got).__name__}{number}")

@@ -6,7 +6,6 @@ keys far below. What is right follows from the same problem without the level, w
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -44,13 +43,13 @@ def merges_at_a_level(target: Target, case: Case) -> Failure | None:
 def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
     """Return the failure of a gradient that depends on what is added to all scores of a row."""
     loud, calm = _leveled(target, case)
-    grad_output, options = _incoming(target, loud), {}
+    grad_output, flow = _incoming(target, loud), {}
     if target.capabilities.lse_gradients:
-        options["grad_lse"] = np.ones(grad_output.shape[:-1], np.float32)
-    got = called(target, "vjp", loud, *loud.arrays, grad_output, **loud.options, **options)
+        flow["grad_lse"] = np.ones(grad_output.shape[:-1], np.float32)
+    got = called(target, "vjp", loud, *loud.arrays, grad_output, **(loud.options | flow))
     if isinstance(got, Failure):
         return got
-    budgets = gradient_budget(*calm.arrays, grad_output, **calm.options, **options)
+    budgets = gradient_budget(*calm.arrays, grad_output, **(calm.options | flow))
     for name, gradient, allowed in zip(budgets._fields, got, budgets, strict=True):
         failure = None if allowed is None else against(np.asarray(gradient), allowed, loud, f"gradient of {name}")
         if failure:
