@@ -117,7 +117,7 @@ class AttentionState:
         with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
             a, b = self.output.astype(m.dtype), other.output.astype(m.dtype)
             mixed = share_a[..., None] * a + share_b[..., None] * b
-            lse = (m + np.log(z)).astype(np.result_type(self.lse, other.lse))
+            lse = (m + np.log(z)).astype(np.result_type(self.lse.dtype, other.lse.dtype))
             lse = np.where(share_b == 0, self.lse, np.where(share_a == 0, other.lse, lse))
             return AttentionState(mixed.astype(dtype), lse, self.layout)._with(m, z)
 
