@@ -17,7 +17,7 @@ THREADS = [1, 2, 7]
 posix = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 
 VICTIM = """
-import os, random, signal, sys, threading, time
+import gc, os, random, signal, sys, threading, time
 from contextlib import suppress
 
 class Stop(BaseException):
@@ -118,6 +118,9 @@ def hunt():
             time.sleep(0)
         raise_into(victim, Stop)
 
+healthy({n})
+gc.collect()
+gc.freeze()  # finalizers of compilers' objects that are raised into may free something twice
 hunter = threading.Thread(target=hunt)
 hunter.start()
 for trial in range(trials):
