@@ -42,7 +42,7 @@ from .tasks import WORK, proceed
 
 MOST = 1024  # helpers
 PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
-SPIN = 25_000  # looks at a call that helpers have not left, before the caller gives way to other threads
+SPIN = 500_000  # looks at a call that helpers have not left, before the caller gives way to other threads
 SHARE = 8  # of the time, polls take at most one part in so many, however long other threads keep the GIL
 
 # The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, and whether a fork has left this
