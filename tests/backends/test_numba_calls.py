@@ -13,7 +13,8 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
 import sdpa_numba
-from sdpa_numba import panels, strips
+from sdpa_numba.kernels import many_rows
+from sdpa_numba import strips
 
 import sdpa_ref
 from sdpa_ref import Causal, Window, sdpa, sdpa_state

@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import numpy as np
-from sdpa_numba import pool, threads
-from sdpa_numba.atomic import add, look
-from sdpa_numba.compilation import kernel
-from sdpa_numba.simd import load_int64, loader, storer
-from sdpa_numba.tasks import next_task, proceed
-from sdpa_numba.threads import run
+from sdpa_numba.runtime import pool
+from sdpa_numba.runtime import threads
+from sdpa_numba.vector.atomic import add, look
+from sdpa_numba.compile.parts import kernel
+from sdpa_numba.vector.simd import load_int64, loader, storer
+from sdpa_numba.runtime.tasks import next_task, proceed
+from sdpa_numba.runtime.threads import run
 
 load, store = loader("float64", "float64"), storer("float64")
 
@@ -99,7 +100,7 @@ def python(script, before="", **environment):
     paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     variables = os.environ | {"PYTHONPATH": paths} | environment
     done = subprocess.run(
-        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.threads import *\n{script}"],
+        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.runtime.threads import *\n{script}"],
         env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
         text=True,

@@ -14,8 +14,10 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from .atomic import add, invoke, look, publish, replace
-from .cache import jit
+from sdpa_numba.compile.cache import jit
+from sdpa_numba.vector.atomic import add, invoke, look, publish, replace
+from sdpa_numba.vector.simd import load_int64, release, storer
+
 from .call import (
     BUSY,
     CALL,
@@ -37,7 +39,6 @@ from .call import (
     STOP,
 )
 from .processor import IEEE, float_state, set_float_state, ticks
-from .simd import load_int64, release, storer
 from .tasks import WORK, proceed
 
 MOST = 1024  # helpers
