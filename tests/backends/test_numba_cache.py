@@ -12,9 +12,8 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
-from sdpa_numba.vector import atomic
 from sdpa_numba.compile import cache
-from sdpa_numba.vector import emit
+from sdpa_numba.vector import atomic, emit
 
 KERNELS = """
 from .atomic import add

@@ -3,19 +3,42 @@
 import ctypes
 import mmap
 import os
+import struct
 import subprocess
 import sys
+from collections import namedtuple
+from inspect import signature
 
 import numpy as np
-from sdpa_numba.runtime import pool
-from sdpa_numba.runtime import threads
-from sdpa_numba.vector.atomic import add, look
-from sdpa_numba.compile.parts import kernel
-from sdpa_numba.vector.simd import load_int64, loader, storer
+from sdpa_numba.compile.parts import part
+from sdpa_numba.runtime import pool, threads
+from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
-from sdpa_numba.runtime.threads import run
+from sdpa_numba.vector.atomic import add, look
+from sdpa_numba.vector.simd import load_int64, loader, storer, tuple_reader
 
 load, store = loader("float64", "float64"), storer("float64")
+
+
+def kernel(function):
+    """Return a kernel of a worker and further integers, which are all that lies in the record of a call."""
+    names = list(signature(function).parameters)[1:]
+    inner = part(function)
+    if not names:
+        return compiled(part(lambda worker, record: inner(worker)))
+    fields = namedtuple("Fields", names)
+    read = tuple_reader(fields, np.dtype([(name, np.int64) for name in names]))
+
+    def entry(worker, record):
+        inner(worker, *read(record))
+
+    entry.__name__ = entry.__qualname__ = function.__name__
+    return compiled(entry)
+
+
+def run(kernel, arguments, n_tasks, *, alone=False):
+    """Run a kernel with these integers, on as many threads as it has tasks for."""
+    threads.run(kernel, struct.pack(f"={len(arguments)}q", *arguments), most=0 if alone else n_tasks - 1)
 
 
 @kernel
@@ -100,7 +123,11 @@ def python(script, before="", **environment):
     paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     variables = os.environ | {"PYTHONPATH": paths} | environment
     done = subprocess.run(
-        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.runtime.threads import *\n{script}"],
+        [
+            sys.executable,
+            "-c",
+            f"{before}\nfrom thread_work import *\nfrom sdpa_numba.runtime.threads import get_num_threads, set_num_threads\n{script}",
+        ],
         env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
         text=True,

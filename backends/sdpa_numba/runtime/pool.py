@@ -208,8 +208,8 @@ def enter(call: int) -> int:
         if patience > 0:
             patience -= 1
         else:
-            _give_way()
-            proceed(worker, WORK // 1000)
+            _give_way()  # for a moment, or for as long as others want the processor
+            proceed(worker, WORK // 4)
     if load_int64(call + MEMORY) != 0:
         release(load_int64(call + MEMORY))
     set_float_state(load_int64(call + STATE))
