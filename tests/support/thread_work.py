@@ -6,7 +6,6 @@ import os
 import struct
 import subprocess
 import sys
-from collections import namedtuple
 from inspect import signature
 
 import numpy as np
@@ -14,24 +13,23 @@ from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime import pool, threads
 from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
+from sdpa_numba.runtime.threads import get_num_threads, set_num_threads  # noqa: F401  # for the scripts
 from sdpa_numba.vector.atomic import add, look
-from sdpa_numba.vector.simd import load_int64, loader, storer, tuple_reader
+from sdpa_numba.vector.simd import load_int64, loader, storer
 
 load, store = loader("float64", "float64"), storer("float64")
 
 
 def kernel(function):
-    """Return a kernel of a worker and further integers, which are all that lies in the record of a call."""
-    names = list(signature(function).parameters)[1:]
-    inner = part(function)
-    if not names:
-        return compiled(part(lambda worker, record: inner(worker)))
-    fields = namedtuple("Fields", names)
-    read = tuple_reader(fields, np.dtype([(name, np.int64) for name in names]))
-
-    def entry(worker, record):
-        inner(worker, *read(record))
-
+    """Return a kernel of a worker and up to three integers, which are all that lies in the record of a call."""
+    inner, at = part(function), load_int64
+    of_as_many = (
+        lambda worker, record: inner(worker),
+        lambda worker, record: inner(worker, at(record)),
+        lambda worker, record: inner(worker, at(record), at(record + 8)),
+        lambda worker, record: inner(worker, at(record), at(record + 8), at(record + 16)),
+    )
+    entry = of_as_many[len(signature(function).parameters) - 1]
     entry.__name__ = entry.__qualname__ = function.__name__
     return compiled(entry)
 
@@ -126,7 +124,7 @@ def python(script, before="", **environment):
         [
             sys.executable,
             "-c",
-            f"{before}\nfrom thread_work import *\nfrom sdpa_numba.runtime.threads import get_num_threads, set_num_threads\n{script}",
+            f"{before}\nfrom thread_work import *\n{script}",
         ],
         env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
