@@ -4,7 +4,7 @@
 `band` or `intervals`; `positions` says where the queries stand, `looking` shows a mask, `checks` has the errors.
 """
 
-from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, walk
+from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, leaves
 from sdpa_ref.masks.band import FAR, Band
 from sdpa_ref.masks.documents import Packed, Segments, Tree
 from sdpa_ref.masks.grid import Grid
@@ -46,7 +46,7 @@ __all__ = [
     "Window",
     "as_mask",
     "joined",
+    "leaves",
     "normal",
     "place_queries",
-    "walk",
 ]
