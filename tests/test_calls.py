@@ -192,5 +192,3 @@ def test_signatures_show_the_options_with_their_defaults(function, options, othe
     help_text = inspect.getdoc(function)
     for name in options.__annotations__:
         assert f" {name}" in help_text.partition("Returns")[0].replace("\n", " "), name
-
-

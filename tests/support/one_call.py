@@ -28,8 +28,8 @@ def solved(words, wanted, backend):
     elif wanted == "weights":
         found = [sr.sdpa_weights(query, key, **options)]
     else:
-        gradients = sr.sdpa_vjp(query, key, value, value[..., :1, :] * 0 + query[..., :1] * 0 + 1, **options)
-        found = [part for part in gradients if isinstance(part, np.ndarray)]
+        output, vjp = sr.sdpa_with_vjp(query, key, value, **options)
+        found = [output, *(part for part in vjp(np.ones_like(output)) if isinstance(part, np.ndarray))]
     return [(str(array.dtype), array.shape, array.tobytes()) for array in found]
 
 
