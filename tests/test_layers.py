@@ -414,7 +414,11 @@ def test_a_layer_projects_and_asks_once(monkeypatch):
     ],
 )
 def test_signatures_of_layers_show_their_options(layer, names):
-    for call in (layer.__call__, layer.value_and_vjp, *([layer.with_weights] if hasattr(layer, "with_weights") else [])):
+    for call in (
+        layer.__call__,
+        layer.value_and_vjp,
+        *([layer.with_weights] if hasattr(layer, "with_weights") else []),
+    ):
         parameters = list(inspect.signature(call).parameters.values())[1:]
         assert sorted(each.name for each in parameters) == sorted(names.split())
         assert all(each.default is None for each in parameters[1:])
