@@ -14,7 +14,7 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
 import numba
-from sdpa_numba.processor import ARM, X86, float_state, set_float_state
+from sdpa_numba.runtime.processor import ARM, X86, float_state, set_float_state
 from thread_work import python
 
 FLUSH = 0x8040 if X86 else 1 << 24
@@ -97,7 +97,7 @@ def test_flushing_subnormal_numbers_changes_no_gradient(call, gradient_backend):
 def test_helpers_compute_like_the_caller_whenever_they_were_made(made_flushing):
     script = f"""
 import numba
-from sdpa_numba.processor import float_state, set_float_state
+from sdpa_numba.runtime.processor import float_state, set_float_state
 from sdpa_ref import sdpa
 rules, set_rules = numba.njit(lambda: float_state()), numba.njit(lambda state: set_float_state(state))
 set_num_threads(2)

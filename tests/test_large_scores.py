@@ -12,7 +12,7 @@ import sdpa_ref as sr
 from sdpa_ref import ALiBi, AttentionState, Causal, Dropout, KeyLengths, sdpa_state, sdpa_vjp, sdpa_with_vjp
 from sdpa_ref.testing import gradient_budget
 
-LEVELS = [-1e4, -65504, -1e6, -1e9, float(np.finfo(np.float32).min), 1e5, 1e12, 1e30]
+LEVELS = [-1e4, -65504.0, -1e6, -1e9, float(np.finfo(np.float32).min), 1e5, 1e12, 1e30]
 WIDE = [-1e15, 1e17, -1e30, 1e300, float(np.finfo(np.float64).min)]
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 F = np.float32
@@ -69,8 +69,8 @@ def test_rule_24_weights_of_the_backward_pass_sum_to_1(gradient_backend, level):
         np.testing.assert_allclose(shares(vjp(g), g), 1, rtol=few)
 
 
-@pytest.mark.parametrize("scale", [10.0**n for n in range(0, 31, 3)])
-@pytest.mark.parametrize("sizes", [(1, 5), (3, 40), (8, 2100), (70, 130), (200, 1100)])
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e5, 1e7, 1e12, 1e30])
+@pytest.mark.parametrize("sizes", [(1, 5), (8, 2100), (70, 130), (100, 1100)])
 def test_rule_24_scores_of_the_backward_pass_are_those_of_the_forward_pass(gradient_backend, scale, sizes):
     L, S = sizes
     q, k, v = inputs((2, L, 16), (1, S, 16), (1, S, 5))
@@ -154,8 +154,7 @@ def pieces(backend, level, cuts, *, S=4096, dtype=F, layout="HLE", **options):
     edges = zip([0, *cuts], [*cuts, S], strict=True)
     options |= {"layout": layout, "backend": backend}
     return [
-        sdpa_state(*map(flip, (q, k[:, a:b], v[:, a:b])), bias=np.full((3, b - a), float(level)), **options)
-        for a, b in edges
+        sdpa_state(*map(flip, (q, k[:, a:b], v[:, a:b])), bias=np.full((3, b - a), level), **options) for a, b in edges
     ]
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from sdpa_ref.backend import Gradients, Problem, Result
 
-from .ahead import details, warmup
+from .compile.target import unusable
 from .forward import attend
+from .runtime.threads import get_num_threads, set_num_threads
 from .strips import compiled, forward_in_strips
-from .target import unusable
-from .threads import get_num_threads, set_num_threads
+from .warmup import details, warmup
 
 __all__ = [
     "ARRAYS", "TASKS", "details", "forward", "get_num_threads", "set_num_threads", "unavailable", "unsupported", "vjp",

@@ -8,9 +8,9 @@ import numpy as np
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.masks import Band
 
+from .kernels.record import ALL, BAND, FORWARD, INTERVALS
 from .plan import FEW_ROWS, plan_for
-from .record import ALL, BAND, FORWARD, INTERVALS
-from .threads import run
+from .runtime.threads import run
 
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _ONLY_OUTPUT = frozenset({"output"})

@@ -9,12 +9,12 @@ from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Intervals
 
-from . import backward
 from .forward import BIAS_CODES, banded, rounded_sink
+from .kernels import backward
+from .kernels.record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
 from .plan import host_registers, sizes_for
-from .record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
+from .runtime.threads import get_num_threads, run
 from .strips import PRODUCT_ROWS, applied, compiled, forward_in_strips, scores
-from .threads import get_num_threads, run
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
 TILE_ROWS = 96  # a multiple of every tile's rows: cut there, dK and dV add up in the same order

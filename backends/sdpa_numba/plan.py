@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compilation import Kernel, native
-from .record import SIZES, Sizes, settle_few_rows, settle_many_rows
-from .target import target
+from .compile.parts import native
+from .compile.target import target
+from .kernels import few_rows, many_rows
+from .kernels.record import SIZES, Sizes, settle_few_rows, settle_many_rows
+from .runtime.kernel import Kernel
 
 FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
 
@@ -23,10 +25,8 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=256)
 def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any) -> Plan:
     """Return the plan for inputs of this type; `few`: the kernel for few rows, which knows no `general` options."""
-    from . import decode, panels  # they take their sizes from here
-
     sizes = sizes_for("float64" if dtype == np.float64 else "float32", *host_registers())
-    kernel = decode.kernel(dtype.name, sizes) if few else panels.kernel(dtype.name, sizes, general, score_mod)
+    kernel = few_rows.kernel(dtype.name, sizes) if few else many_rows.kernel(dtype.name, sizes, general, score_mod)
     return Plan(kernel, native(settle_few_rows if few else settle_many_rows), _table(sizes).ctypes.data)
 
 

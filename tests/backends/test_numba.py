@@ -13,8 +13,8 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
-from sdpa_numba import softmax, tiles
-from sdpa_numba.compilation import KernelCompiler
+from sdpa_numba.compile.parts import KernelCompiler
+from sdpa_numba.kernels import softmax, tiles
 from sdpa_numba.plan import sizes_for
 
 import sdpa_ref

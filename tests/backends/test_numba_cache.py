@@ -12,7 +12,8 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
-from sdpa_numba import atomic, cache, emit
+from sdpa_numba.compile import cache
+from sdpa_numba.vector import atomic, emit
 
 KERNELS = """
 from .atomic import add

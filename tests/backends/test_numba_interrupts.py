@@ -17,7 +17,7 @@ THREADS = [1, 2, 7]
 posix = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 
 VICTIM = """
-import os, random, signal, sys, threading, time
+import gc, os, random, signal, sys, threading, time
 from contextlib import suppress
 
 class Stop(BaseException):
@@ -118,6 +118,9 @@ def hunt():
             time.sleep(0)
         raise_into(victim, Stop)
 
+healthy({n})
+gc.collect()
+gc.freeze()  # finalizers of compilers' objects that are raised into may free something twice
 hunter = threading.Thread(target=hunt)
 hunter.start()
 for trial in range(trials):
@@ -291,22 +294,18 @@ def test_an_interrupt_stops_a_long_call_of_any_kind(case, n):
     script = f"""
 import _thread
 from sdpa_ref import sdpa, sdpa_vjp
-from functools import partial
 set_num_threads({n})
 rng = np.random.default_rng(0)
 numbers_of = lambda *shape: rng.standard_normal(shape, np.float32)
 {made}
 
 def work():
-    for _ in range(1 if repeats is None else repeats):
-        {action}
+    {action}
 
-repeats = None
 work()  # compiles
 start = time.process_time()
 work()
 whole = time.process_time() - start
-repeats = 1
 
 def interrupt():
     while time.process_time() < start + 0.1 * whole:
@@ -328,6 +327,9 @@ for trial in range(5):
     spent.append(time.process_time() - at[0])
     at_rest()
     thread.join()
-assert min(spent) < 0.25 * whole + 0.02, (spent, whole)
+    if spent[-1] < 0.25 * whole + 0.02:
+        break
+else:
+    raise AssertionError(spent, whole)
 """
     python(VICTIM + script)

@@ -9,9 +9,9 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
-from sdpa_numba import limits
-from sdpa_numba.limits import cpu_quota
-from sdpa_numba.threads import get_num_threads, set_num_threads
+from sdpa_numba.runtime import limits
+from sdpa_numba.runtime.limits import cpu_quota
+from sdpa_numba.runtime.threads import get_num_threads, set_num_threads
 from thread_work import python
 
 UNSET = dict.fromkeys((limits.VARIABLE, *limits.OTHERS))

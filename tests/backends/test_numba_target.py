@@ -10,7 +10,7 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
-from sdpa_numba import target
+from sdpa_numba.compile import target
 
 SCRIPT = """
 import numpy as np, sdpa_ref

@@ -15,12 +15,11 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
-from sdpa_numba.atomic import add, look
-from sdpa_numba.compilation import kernel
-from sdpa_numba.simd import allocate, release
-from sdpa_numba.tasks import next_task
-from sdpa_numba.threads import get_num_threads, run, set_num_threads
-from thread_work import helper_joins, number, numbers, python
+from sdpa_numba.runtime.tasks import next_task
+from sdpa_numba.runtime.threads import get_num_threads, set_num_threads
+from sdpa_numba.vector.atomic import add, look
+from sdpa_numba.vector.simd import allocate, release
+from thread_work import helper_joins, kernel, number, numbers, python, run
 
 
 @kernel

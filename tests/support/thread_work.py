@@ -3,18 +3,40 @@
 import ctypes
 import mmap
 import os
+import struct
 import subprocess
 import sys
+from inspect import signature
 
 import numpy as np
-from sdpa_numba import pool, threads
-from sdpa_numba.atomic import add, look
-from sdpa_numba.compilation import kernel
-from sdpa_numba.simd import load_int64, loader, storer
-from sdpa_numba.tasks import next_task, proceed
-from sdpa_numba.threads import run
+from sdpa_numba.compile.parts import part
+from sdpa_numba.runtime import pool, threads
+from sdpa_numba.runtime.kernel import kernel as compiled
+from sdpa_numba.runtime.tasks import next_task, proceed
+from sdpa_numba.runtime.threads import get_num_threads, set_num_threads  # noqa: F401  # for the scripts
+from sdpa_numba.vector.atomic import add, look
+from sdpa_numba.vector.simd import load_int64, loader, storer
 
 load, store = loader("float64", "float64"), storer("float64")
+
+
+def kernel(function):
+    """Return a kernel of a worker and up to three integers, which are all that lies in the record of a call."""
+    inner, at = part(function), load_int64
+    of_as_many = (
+        lambda worker, record: inner(worker),
+        lambda worker, record: inner(worker, at(record)),
+        lambda worker, record: inner(worker, at(record), at(record + 8)),
+        lambda worker, record: inner(worker, at(record), at(record + 8), at(record + 16)),
+    )
+    entry = of_as_many[len(signature(function).parameters) - 1]
+    entry.__name__ = entry.__qualname__ = function.__name__
+    return compiled(entry)
+
+
+def run(kernel, arguments, n_tasks, *, alone=False):
+    """Run a kernel with these integers, on as many threads as it has tasks for."""
+    threads.run(kernel, struct.pack(f"={len(arguments)}q", *arguments), most=0 if alone else n_tasks - 1)
 
 
 @kernel
@@ -99,7 +121,11 @@ def python(script, before="", **environment):
     paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     variables = os.environ | {"PYTHONPATH": paths} | environment
     done = subprocess.run(
-        [sys.executable, "-c", f"{before}\nfrom thread_work import *\nfrom sdpa_numba.threads import *\n{script}"],
+        [
+            sys.executable,
+            "-c",
+            f"{before}\nfrom thread_work import *\n{script}",
+        ],
         env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
         text=True,

@@ -31,6 +31,7 @@ from numba.core.serialize import dumps
 
 from sdpa_ref import disk
 
+PACKAGE = str(__package__).partition(".")[0]
 SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")  # of Numba, that change machine code
 LIBRARIES = (math, np, numba)  # known by the names of what is in them, as their versions are in the key
 
@@ -79,18 +80,24 @@ def cache_info() -> disk.State:
 
 def _modules() -> list[tuple[str, Any]]:
     """Return what each module of this package is made of: its source, or its code where there is no source."""
-    found = []
     try:
-        for module in sorted(pkgutil.iter_modules(sys.modules[__package__].__path__), key=lambda module: module.name):
-            name = f"{__package__}.{module.name}"
-            loader: Any = module.module_finder.find_spec(name, None).loader  # type: ignore[union-attr]
-            source = loader.get_source(name)
-            found.append((name, _describe(loader.get_code(name), {}) if source is None else source))
+        found = sorted(_modules_in(PACKAGE, sys.modules[PACKAGE].__path__))
     except Exception as error:  # whatever the loader of an installation without files raises
-        raise OSError(f"the sources of {__package__} cannot be read ({type(error).__name__}: {error})") from None
+        raise OSError(f"the sources of {PACKAGE} cannot be read ({type(error).__name__}: {error})") from None
     if __name__ not in dict(found):
-        raise OSError(f"the modules of {__package__} cannot be listed")
+        raise OSError(f"the modules of {PACKAGE} cannot be listed")
     return found
+
+
+def _modules_in(package: str, path: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of a package and of the packages in it."""
+    for module in pkgutil.iter_modules(path):
+        name = f"{package}.{module.name}"
+        spec: Any = module.module_finder.find_spec(name, None)
+        source = spec.loader.get_source(name)
+        yield name, _describe(spec.loader.get_code(name), {}) if source is None else source
+        if module.ispkg:
+            yield from _modules_in(name, spec.submodule_search_locations)
 
 
 class _DiskCache(NullCache):
@@ -174,7 +181,7 @@ def _describe(thing: Any, seen: dict[int, int]) -> Any:
 
 def _is_ours(thing: Any) -> bool:
     """Return whether a function or class is of this package, whose sources are in the key."""
-    return str(thing.__module__).startswith(f"{__package__}.")
+    return str(thing.__module__).startswith(f"{PACKAGE}.")
 
 
 def _place_in_library(thing: Any) -> str | None:

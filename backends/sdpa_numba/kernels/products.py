@@ -4,9 +4,9 @@ from functools import cache
 
 import numpy as np
 
-from .compilation import part
-from .emit import itemsize
-from .unrolled import tiler
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.unrolled import tiler
 
 
 @cache

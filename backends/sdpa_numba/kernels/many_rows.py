@@ -4,16 +4,17 @@ from functools import cache, lru_cache
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.runtime.kernel import kernel as compiled
+from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.vector.atomic import add, look
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import allocate, release, splatter, storer
+
 from . import softmax, tiles
-from .atomic import add, look
-from .compilation import kernel as compiled
-from .compilation import part
-from .emit import itemsize
 from .pack import transposing, value_packer
 from .record import read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
-from .simd import allocate, release, splatter, storer
-from .tasks import OVERHEAD, next_task, proceed
 from .tiles import Tile
 from .views import batch, stride
 

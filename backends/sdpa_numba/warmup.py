@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-from .cache import cache_info
+from .compile.cache import cache_info
 from .forward import BIAS_CODES
 from .plan import host_registers, sizes_for
-from .threads import get_num_threads
+from .runtime.threads import get_num_threads
 
 
 def details() -> dict[str, str]:
@@ -27,7 +27,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     OSError
         What would be compiled cannot be kept.
     """
-    from . import backward, decode, panels
+    from .kernels import backward, few_rows, many_rows
 
     kept = cache_info()
     if kept.reason is not None:
@@ -35,9 +35,9 @@ def warmup() -> dict[str, Callable[[], object]]:
     kernels = {}
     for dtype in BIAS_CODES:
         sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
-        kernels[f"{dtype}, few rows"] = decode.kernel(dtype, sizes)
-        kernels[f"{dtype}, plain"] = panels.kernel(dtype, sizes, False, None)
-        kernels[f"{dtype}, general"] = panels.kernel(dtype, sizes, True, None)
+        kernels[f"{dtype}, few rows"] = few_rows.kernel(dtype, sizes)
+        kernels[f"{dtype}, plain"] = many_rows.kernel(dtype, sizes, False, None)
+        kernels[f"{dtype}, general"] = many_rows.kernel(dtype, sizes, True, None)
         if dtype == sizes.acc:  # gradients in half precision are computed in float32
             kernels[f"{dtype}, gradients"] = backward.kernel(sizes, False)
             kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)

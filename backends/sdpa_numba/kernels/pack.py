@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from .compilation import part
-from .emit import itemsize
-from .simd import fma, lane, loader, splatter, storer
-from .unrolled import transposer
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import fma, lane, loader, splatter, storer
+from sdpa_numba.vector.unrolled import transposer
 
 
 @cache

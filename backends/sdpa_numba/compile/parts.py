@@ -4,7 +4,6 @@ Numba optimises every function with all that it calls, and so the innermost loop
 stays as it is; the kernel links all parts below it and is optimised as a whole, which takes a third of the time.
 """
 
-from functools import cached_property
 from types import FunctionType
 from uuid import uuid4
 
@@ -32,8 +31,6 @@ from numba.core.untyped_passes import (
 )
 
 from .cache import jit
-from .call import ARGUMENTS, CALL
-from .simd import load_int64
 
 SIGNATURE = (numba.int64,)  # of every kernel: the address of a worker
 STAGES = [
@@ -133,26 +130,3 @@ def native(dispatcher, c=False):
         compilation = dispatcher.overloads[SIGNATURE]
         names = compilation.fndesc
         return compilation.library.get_pointer_to_function(names.llvm_cfunc_wrapper_name if c else names.llvm_func_name)
-
-
-class Kernel:
-    """A compiled kernel, which takes the address of a worker."""
-
-    def __init__(self, dispatcher):
-        self.dispatcher = dispatcher
-
-    @cached_property
-    def address(self):
-        """Where the machine code begins, which is compiled or loaded by then."""
-        return native(self.dispatcher)
-
-
-def kernel(function):
-    """Return `function`, of a worker and the record of its call, compiled with all its parts, and cached on disk."""
-    inner = part(function)
-
-    def entry(worker):
-        inner(worker, load_int64(worker + CALL) + ARGUMENTS)
-
-    entry.__name__ = entry.__qualname__ = function.__name__
-    return Kernel(linked(entry))

@@ -14,8 +14,10 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from .atomic import add, invoke, look, publish, replace
-from .cache import jit
+from sdpa_numba.compile.cache import jit
+from sdpa_numba.vector.atomic import add, invoke, look, publish, replace
+from sdpa_numba.vector.simd import load_int64, release, storer
+
 from .call import (
     BUSY,
     CALL,
@@ -37,12 +39,11 @@ from .call import (
     STOP,
 )
 from .processor import IEEE, float_state, set_float_state, ticks
-from .simd import load_int64, release, storer
 from .tasks import WORK, proceed
 
 MOST = 1024  # helpers
 PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
-SPIN = 25_000  # looks at a call that helpers have not left, before the caller gives way to other threads
+SPIN = 500_000  # looks at a call that helpers have not left, before the caller gives way to other threads
 SHARE = 8  # of the time, polls take at most one part in so many, however long other threads keep the GIL
 
 # The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, and whether a fork has left this
@@ -207,8 +208,8 @@ def enter(call: int) -> int:
         if patience > 0:
             patience -= 1
         else:
-            _give_way()
-            proceed(worker, WORK // 1000)
+            _give_way()  # for a moment, or for as long as others want the processor
+            proceed(worker, WORK // 4)
     if load_int64(call + MEMORY) != 0:
         release(load_int64(call + MEMORY))
     set_float_state(load_int64(call + STATE))

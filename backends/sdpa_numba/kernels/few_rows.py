@@ -9,18 +9,19 @@ from functools import cache
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.runtime.kernel import kernel as compiled
+from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.vector.atomic import add
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import allocate, fma, lane, loader, release, select, splatter, storer, sum_fours
+from sdpa_numba.vector.unrolled import tiler
+
 from . import elementary
-from .atomic import add
-from .compilation import kernel as compiled
-from .compilation import part
-from .emit import itemsize
 from .finish import finish, lse_of
 from .pack import transposing, value_packer
 from .record import read_arrays, read_record
 from .rows import FIELDS, at, keeps, place, rows_at, visible
-from .simd import allocate, fma, lane, loader, release, select, splatter, storer, sum_fours
-from .tasks import OVERHEAD, next_task, proceed
-from .unrolled import tiler
 from .views import batch, data, stride
 
 PANELS = 4  # of keys at a time

@@ -7,13 +7,14 @@ from functools import cache
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import load_int64, loader, select, splatter, storer
+from sdpa_numba.vector.unrolled import transposer
+
 from . import elementary
-from .compilation import part
-from .emit import itemsize
-from .philox import keeper
+from .dropout import keeper
 from .rows import at
-from .simd import load_int64, loader, select, splatter, storer
-from .unrolled import transposer
 from .views import data, stride
 
 

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compilation import part
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.simd import any_lane, load_int64, loader, splatter, storer
+
 from .record import BAND, INTERVALS, Bounds, bounds_of, seen_by
-from .simd import any_lane, load_int64, loader, splatter, storer
 from .views import batch, stride
 
 store = storer("int64")

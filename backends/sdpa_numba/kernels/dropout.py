@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from .compilation import part
-from .simd import loader, splatter
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.simd import loader, splatter
 
 
 @cache

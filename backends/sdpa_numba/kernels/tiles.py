@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import fma, load_int64, loader, select, splatter, storer
+from sdpa_numba.vector.unrolled import tiler
+
 from . import scores, softmax
-from .compilation import part
-from .emit import itemsize
 from .finish import finish, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
-from .simd import fma, load_int64, loader, select, splatter, storer
-from .unrolled import tiler
 from .views import batch, data, stride
 
 

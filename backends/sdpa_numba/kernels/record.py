@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .call import ARGUMENTS, HELPERS, MEMORY
-from .compilation import linked, part
-from .simd import allocate, load_int64, record_reader, storer, tuple_reader
+from sdpa_numba.compile.parts import linked, part
+from sdpa_numba.runtime.call import ARGUMENTS, HELPERS, MEMORY
+from sdpa_numba.vector.simd import allocate, load_int64, record_reader, storer, tuple_reader
+
 from .views import size
 
 SMALL = 2**20  # multiplications that take less time than to share them

@@ -1,6 +1,5 @@
 """What threads share: integers that are changed in one step, by address, and kernels that are called by address."""
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -66,18 +65,3 @@ def invoke(_, function, argument):
         return status.is_error
 
     return types.boolean(types.int64, types.int64), generate
-
-
-def words(number):
-    """Return ``read(address)``: so many integers that lie there."""
-
-    @intrinsic
-    def read_words(_, address):
-        def generate(context, builder, signature, arguments):
-            first = word(builder, arguments[0])
-            numbers = [builder.load(builder.gep(first, [ir.Constant(I64, i)])) for i in range(number)]
-            return context.make_tuple(builder, signature.return_type, numbers)
-
-        return types.UniTuple(types.int64, number)(types.int64), generate
-
-    return read_words

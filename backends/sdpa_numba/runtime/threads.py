@@ -13,8 +13,9 @@ from typing import Any
 
 from numba.core.compiler_lock import global_compiler_lock
 
+from sdpa_numba.compile.parts import native
+
 from .call import ARGUMENTS, KERNEL, MEMORY, NO_MEMORY, ORPHANED
-from .compilation import native
 from .limits import get_num_threads, look_again, set_num_threads
 from .pool import BOX, FORKED, MAIN, MOST, POLLS, SERVE, enter, poll, serve
 

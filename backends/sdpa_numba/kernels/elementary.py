@@ -5,8 +5,8 @@ from math import factorial, log
 
 import numpy as np
 
-from .compilation import part
-from .simd import absolute, copysign, fma, polynomial, power_of_two, select, splatter
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.simd import absolute, copysign, fma, polynomial, power_of_two, select, splatter
 
 LOG2_E = 1 / log(2)
 # 2**f = 1 + f * P(f) for |f| <= 1/2: least maximum error (2e-9) for float32, Taylor's series (1e-17) for float64

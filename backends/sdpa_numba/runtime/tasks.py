@@ -1,9 +1,10 @@
 """What a kernel asks of its worker: the next task, and whether to go on."""
 
-from .atomic import add, invoke, look
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.atomic import add, invoke, look
+from sdpa_numba.vector.simd import load_int64, storer
+
 from .call import CALL, CREDIT, GOES_ON, POLL, STOP, TAKEN
-from .compilation import part
-from .simd import load_int64, storer
 
 NO_TASK = 2**62
 WORK = 2**27  # multiplications between two polls: some milliseconds

@@ -7,7 +7,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .emit import I32, I64
+from sdpa_numba.vector.emit import I32, I64
 
 BYTES, NOTHING = ir.IntType(8).as_pointer(), ir.VoidType()
 MACHINE = platform.machine().lower()

@@ -6,8 +6,8 @@ header that every object of this Python has. The caller keeps the array alive. Z
 
 import numpy as np
 
-from .compilation import part
-from .simd import load_int32, load_int64
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.simd import load_int32, load_int64
 
 HEADER = object.__basicsize__
 

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import fma, lane, load_int64, loader, select, splatter, storer
+
 from . import elementary, scores
-from .compilation import part
-from .emit import itemsize
 from .pack import transposing, value_packer
 from .products import functions as products
 from .rows import Rows, at, keeps
-from .simd import fma, lane, load_int64, loader, select, splatter, storer
 from .views import batch, data, stride
 
 

@@ -2,8 +2,9 @@
 
 from math import exp, inf, log
 
-from .compilation import part
-from .simd import loader
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.simd import loader
+
 from .views import data, stride
 
 load_float64 = loader("float64", "float64")

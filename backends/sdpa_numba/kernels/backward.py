@@ -5,17 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.runtime.kernel import kernel as compiled
+from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.vector.atomic import add
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import allocate, load_int64, loader, record_reader, release, splatter, storer, tuple_reader
+
 from . import pullback
-from .atomic import add
-from .compilation import kernel as compiled
-from .compilation import part
-from .emit import itemsize
 from .pack import transposing, value_packer
 from .pullback import Block, Tile
 from .record import OPTIONS, SHAPE
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
-from .simd import allocate, load_int64, loader, record_reader, release, splatter, storer, tuple_reader
-from .tasks import OVERHEAD, next_task, proceed
 from .views import batch, data, stride
 
 

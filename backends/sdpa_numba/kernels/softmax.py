@@ -4,10 +4,11 @@ from functools import cache
 
 import numpy as np
 
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import any_lane, loader, select, splatter, storer
+
 from . import elementary
-from .compilation import part
-from .emit import itemsize
-from .simd import any_lane, loader, select, splatter, storer
 
 
 @cache

@@ -1,0 +1,1 @@
+"""How a compiled kernel runs: a call in memory, the threads that share its tasks, and their limits."""
