@@ -18,6 +18,7 @@ import pytest
 
 import sdpa_ref
 from sdpa_ref.bench.cases import CASES
+from sdpa_ref.bench.loops import LOOPS
 from sdpa_ref.testing import assert_close
 
 BENCHES = Path(__file__).parents[1] / "asv_benches"
@@ -74,6 +75,7 @@ def test_cases_exist(benchmarks):
     for made in (benchmarks["gradients"].Gradients, benchmarks["memory"].Memory, benchmarks["forward"].MatrixRate):
         named |= {*made.params[1]}
     assert named <= {case.name for case in CASES}
+    assert {*benchmarks["calls"].LOOPS} <= {loop.name for loop in LOOPS}
 
 
 @pytest.mark.parametrize(

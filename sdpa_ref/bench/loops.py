@@ -51,7 +51,7 @@ def data(of: Callable[[Any], Any] = lambda array: array) -> Any:
         "one": normal(1, 9, 1, _WIDTH), "key": normal(1, 3, _ROOM, _WIDTH), "value": normal(1, 3, _ROOM, _WIDTH),
         "tokens": tokens, "tokens_first": np.ascontiguousarray(tokens.swapaxes(1, 2)), "plain": tokens[0, 0],
         "keep": np.tri(_TOKENS, dtype=bool), "bias": normal(_HEADS, _TOKENS, _TOKENS),
-        "distances": -slopes[:, None, None] * abs(i[:, None] - i), "out": np.empty_like(tokens),
+        "distances": -slopes[:, None, None] * abs(i[:, None] - i).astype(np.float32), "out": np.empty_like(tokens),
         "sinks": sinks, "column": np.pad(sinks[:, None, None], ((0, 0), (0, 0), (_TOKENS, 0))),
         "places": np.arange(_STATIC),
     }  # fmt: skip

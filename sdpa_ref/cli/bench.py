@@ -149,7 +149,11 @@ def _print(result: dict[str, Any]) -> None:
     if result["cases"]:
         console.print(report.table(result))
     if result["calls"]:
-        console.print(calls.table(result["calls"], result["backends"]))
+        console.print(
+            calls.table(
+                result["calls"], [*result["backends"], *(peer for peer in result["peers"] if peer in calls.PEERS)]
+            )
+        )
     print(*report.notes(result), report.caption(result), sep="\n")
 
 
