@@ -22,7 +22,7 @@ from sdpa_ref.bench.loops import LOOPS
 from sdpa_ref.testing import assert_close
 
 BENCHES = Path(__file__).parents[1] / "asv_benches"
-MODULES = ("forward", "gradients", "memory", "pairs", "peers", "startup")
+MODULES = ("calls", "forward", "gradients", "memory", "pairs", "peers", "startup")
 CHROMIUM = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=20000"
