@@ -13,7 +13,8 @@ from sdpa_ref.masks.checks import broadcasts, count, fits, lengths, put
 from sdpa_ref.masks.grid import Grid
 
 __all__ = [
-    "Causal", "Chunked", "FirstTokens", "KeyLengths", "KeyStarts", "MaskFunction", "Prefix", "QueryLengths", "Window",
+    "Causal", "Chunked", "FirstTokens", "KeyLengths", "KeyStarts", "MaskFunction", "Prefix", "QueryLengths",
+    "Window",
 ]  # fmt: skip
 _ABSENT: Any = ...  # no default, but an error that says what to write
 

@@ -16,8 +16,10 @@ EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
 NUMBERS = ("normal", "needles", "huge", "ties", "integers", "low", "one key", "tiny")
 MEMORIES = ("plain", "transposed", "negative", "sliced", "repeated", "unaligned", "swapped", "read-only")
-MASKS: tuple[str, ...] = ("causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens",
-         "segments", "packed", "tree", "function", "array", "rows", "keys", "heads")  # fmt: skip
+MASKS: tuple[str, ...] = (
+    "causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens", "segments",
+    "packed", "tree", "function", "array", "rows", "keys", "heads",
+)  # fmt: skip
 BY_WORD = {re.sub(r"\B(?=[A-Z])", " ", name.removeprefix("Mask")).lower(): rule for name, rule in RULES.items()}
 MASKS += tuple(word for word in BY_WORD if word not in MASKS)  # a new rule comes after those in kept recipes
 BIASES = ("array", "row", "holes", "alibi")
