@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import multiprocessing
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
@@ -72,44 +73,84 @@ def another_process():
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
+MASKS = [
+    (), ("causal",), ("causal", "&window"), ("key lengths",), ("prefix", "&key starts"), ("segments", "&causal"),
+    ("segments", "|window"), ("array",), ("function",), ("causal", "&rows"), ("chunked", "|key lengths"),
+]  # fmt: skip
+WORDS = {
+    "seed": [0, 1, 2],
+    "batch": [(), None, (2,), (1,)],
+    "heads": [(2, 2), (4, 2)],
+    "L": [1, 2, 9, 20],
+    "S": [20, 21, 70],
+    "E": [4, 8],
+    "Ev": [4, 8],
+    "dtype": ["float32", "float64"],
+    "mask": MASKS,
+    "bias": [(), *((name,) for name in BIASES), ("row", "alibi")],
+    "offset": ["start", "end", "number", "batch"],
+    "scale": [None, 0.5],
+    "softcap": [None, 2.0],
+    "sink": [None, "number", "heads"],
+    "dropout": [0.0, 0.25],
+    "score_mod": [False, True],
+    "layout": ["HLE", "LHE"],
+    "memory": ["plain", "sliced", "unaligned"],
+}
+
+
 @st.composite
-def calls(draw):
-    """Return the words of a small case, and what is wanted of it."""
-    wanted = draw(st.sampled_from(one_call.WANTED))
-    masks = [(), ("causal",), ("causal", "&window"), ("key lengths",), ("prefix", "&key starts"), ("segments",),
-             ("first tokens", "|window"), ("array",), ("function",), ("causal", "&rows"), ("chunked",)]  # fmt: skip
-    words = {
-        "seed": draw(st.integers(0, 3)),
-        "batch": draw(st.sampled_from([(), None, (2,), (1,)])),
-        "heads": draw(st.sampled_from([(2, 2), (4, 2)])),
-        "L": draw(st.sampled_from([1, 2, 9, 20])),
-        "S": draw(st.sampled_from([20, 21, 70])),
-        "E": draw(st.sampled_from([4, 8])),
-        "Ev": draw(st.sampled_from([4, 8])),
-        "dtype": draw(st.sampled_from(["float32", "float64"])),
-        "mask": draw(st.sampled_from(masks)),
-        "bias": draw(st.sampled_from([(), (), *((name,) for name in BIASES), ("row", "alibi")])),
-        "offset": draw(st.sampled_from(["start", "end", "number", "batch"])),
-        "scale": draw(st.sampled_from([None, None, 0.5])),
-        "softcap": draw(st.sampled_from([None, None, 2.0])),
-        "sink": draw(st.sampled_from([None, "number", "heads"])),
-        "dropout": draw(st.sampled_from([0.0, 0.0, 0.25])),
-        "score_mod": draw(st.sampled_from([False, False, True])),
-        "layout": draw(st.sampled_from(["HLE", "LHE"])),
-        "memory": draw(st.sampled_from(["plain", "plain", "sliced", "unaligned"])),
-    }
-    if words["batch"] is None:
-        words |= {"heads": (1, 1), "layout": "HLE"}
-    return words, wanted
+def sequences(draw):
+    """Return calls, each the words of a case and what is wanted of it, that differ from the first in a few words."""
+    often = [name for name in WORDS if name not in ("bias", "softcap", "sink", "dropout", "score_mod")]
+    first = {name: draw(st.sampled_from(WORDS[name])) for name in often}
+    calls = []
+    for _ in range(draw(st.integers(2, 8))):
+        words = first | {name: draw(st.sampled_from(WORDS[name])) for name in draw(changed)}
+        if words["batch"] is None:
+            words |= {"heads": (1, 1), "layout": "HLE"}
+        calls.append((words, draw(st.sampled_from(one_call.WANTED))))
+    return calls
 
 
-@settings(max_examples=12)
-@given(sequence=st.lists(calls(), min_size=2, max_size=8))
+changed = st.lists(st.sampled_from(list(WORDS)), max_size=3, unique=True)
+
+
+@settings(max_examples=25)
+@given(sequence=sequences())
 def test_no_call_changes_what_another_returns(another_process, backend, sequence):
     found = [one_call.solved(*call, backend) for call in (*sequence, *sequence)]
     assert found[: len(sequence)] == found[len(sequence) :]
     for call, result in zip(reversed(sequence), reversed(found), strict=False):
         assert result == another_process(one_call.solved_alone, *call, backend), call
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sr.Causal() & sr.Window(2, 0),
+        lambda: sr.Chunked(3) | sr.Window(1, 1),
+        lambda: ~sr.Window(1, 0) & sr.Causal(),
+        lambda: sr.Packed([1, 1], [2, 6]) & sr.Causal(),
+        lambda: sr.Tree([-1, 0]) | sr.FirstTokens(1),
+        lambda: sr.MaskFunction(lambda b, h, i, j: (b + h + i + j) % 3 > 0) & sr.Causal(),
+    ],
+)
+def test_a_mask_that_is_used_again_means_the_same_as_a_new_one(make):
+    words = {"L": [2, 3], "S": [8, 11], "batch": [(), (2,)], "H": [1, 2], "alibi": [0, 0.5], "offset": [0, 3, "end"]}
+    for last in words:  # each word in turn is what changes from one call to the next
+        order, mask = sorted(words, key=last.__eq__), make()
+        for values in itertools.product(*(words[name] for name in order)):
+            call = dict(zip(order, values, strict=True))
+            if "Tree" in repr(mask) and call["L"] != 2:
+                continue
+            q, k, v = (np.resize(NUMBERS, (*call["batch"], call["H"], n, 4)) for n in (call["L"], call["S"], call["S"]))
+            options = {"bias": sr.ALiBi(call["alibi"]) if call["alibi"] else None, "query_offset": call["offset"]}
+            found, alone = (sr.sdpa(q, k, v, mask=m, **options, backend="reference") for m in (mask, make()))
+            np.testing.assert_array_equal(found, alone, str(call))
+
+
+NUMBERS = RNG.standard_normal(501)
 
 
 # ---- memory

@@ -22,7 +22,7 @@ import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top not in ("numpy", "sdpa_ref", "sdpa_numba"):
+        if top not in sys.stdlib_module_names and top not in ("numpy", "sdpa_ref", "sdpa_numba", "sdpa_cupy"):
             raise ImportError(f"{name} is not installed")
 sys.meta_path.insert(0, Refuse())
 """
