@@ -6,14 +6,13 @@ from typing import Any, Never, Unpack
 from sdpa_ref import registry
 from sdpa_ref._problem import NO_VALUE, differentiable, pose
 from sdpa_ref.arrays import Array
-from sdpa_ref.backend import Gradients, ScoreMod
+from sdpa_ref.backend import OUTPUT, Gradients, ScoreMod
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.options import GradientOptions, Options, StateOptions, spelled_out
 from sdpa_ref.reference import Stages
 from sdpa_ref.spelling import parted, unknown_keyword
 from sdpa_ref.state import AttentionState
 
-_OUTPUT = frozenset({"output"})
 _STATE = frozenset({"output", "lse", "m", "z"})
 _WEIGHTS = frozenset({"weights"})
 
@@ -114,7 +113,7 @@ def sdpa(
         query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
         score_mod=score_mod, dropout=dropout, layout=layout, out=out, output=True,
     )  # fmt: skip
-    return caller.output(registry.choose(problem, backend).forward(problem, _OUTPUT).output)
+    return caller.output(registry.choose(problem, backend).forward(problem, OUTPUT).output)
 
 
 scaled_dot_product_attention = sdpa

@@ -92,9 +92,14 @@ def module_of(kind: str) -> Any:
     return np if kind == "numpy" else sys.modules["cupy"]
 
 
-def is_aligned(array: Array) -> bool:
-    """Return whether the numbers lie at multiples of their size, as all of CuPy do."""
-    return bool(getattr(array.flags, "aligned", True))
+def is_aligned(array: Array | None) -> bool:
+    """Return whether the numbers of an array lie at multiples of their size; None is aligned."""
+    if array is None:
+        return True
+    if kind(array) == "numpy":
+        return bool(array.flags.aligned)
+    steps = (stride for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    return not any(place % array.itemsize for place in (array.data.ptr, *steps))
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sdpa_ref.arrays import Array, module_of
+from sdpa_ref.arrays import Array, is_aligned, module_of
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Grid, Intervals, Mask
 
 ScoreMod = Callable[..., Any]
+OUTPUT = frozenset({"output"})  # what most calls want
 
 
 class Form(NamedTuple):
@@ -47,14 +48,14 @@ class Form(NamedTuple):
 class Problem(NamedTuple):
     """Attention in canonical form: checked, and heads before lengths.
 
-    Arrays have any strides, and those beside the query broadcast by NumPy's rules.
+    Arrays are in native byte order and lie in memory in any way: any strides, and addresses that are no multiples of
+    their items' size (`aligned` copies those). Those beside the query broadcast by NumPy's rules.
 
     Attributes
     ----------
     query, key, value : array
-        Views ``(*batch, Hq, L, E)``, ``(..., Hkv, S, E)`` and ``(..., Hkv, S, Ev)`` of type `dtype`, native and
-        aligned; the leading axes of key and value broadcast to the batch. `value` is None where only weights are
-        wanted.
+        Views ``(*batch, Hq, L, E)``, ``(..., Hkv, S, E)`` and ``(..., Hkv, S, Ev)`` of type `dtype`; the leading axes
+        of key and value broadcast to the batch. `value` is None where only weights are wanted.
     out : array or None
         View ``(*batch, Hq, L, Ev)`` that receives the output; None: a new array.
     scale, softcap : float, float or None
@@ -78,6 +79,8 @@ class Problem(NamedTuple):
     dropout : Dropout or None
     first_row : int
         Index of row 0 in the caller's problem, which `dropout` and `score_mod` count from.
+    plain : bool
+        Only where none of the options above is there, and so nothing has to be asked for each of them.
     blockwise : bool
         Whether mask or bias exist in part as rules only: then `rows` evaluates them for some rows, and `keep` and
         `bias` do not count before.
@@ -100,6 +103,7 @@ class Problem(NamedTuple):
     score_mod: ScoreMod | None = None
     dropout: Dropout | None = None
     first_row: int = 0
+    plain: bool = False
     blockwise: bool = False
     rules: tuple[Mask, ...] = ()
     biases: tuple[Array, ...] = ()
@@ -199,10 +203,17 @@ class Problem(NamedTuple):
             offset=self.offset + i0,
             positions=None if self.positions is None else self.positions[..., i0:i1],
             first_row=self.first_row + i0,
+            plain=False,
             blockwise=False,
             rules=(),
             biases=() if bias is None else (bias,),
         )
+
+    def aligned(self) -> "Problem":
+        """Return the problem with copies of the inputs that do not lie at multiples of their items' size."""
+        names = ("query", "key", "value", "keep", "bias")
+        moved = {name: array.copy() for name in names if not is_aligned(array := getattr(self, name))}
+        return self._replace(**moved) if moved else self
 
     def kept(self) -> Array:
         """Return which keys each row keeps, ``(*batch, Hq, L, S)``; of a problem that is not blockwise."""

@@ -73,13 +73,13 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
 
 def _default(problem: Problem, task: str) -> Backend:
     reasons = []
-    for name in _BY_KIND[problem.kind]:
+    for name in _BY_KIND[problem.form.kind]:
         try:
             backend = load(name)
         except (BackendUnavailable, ValueError) as error:
             reasons.append(str(error))
             continue
-        reason = _refusal(backend, problem, task)
+        reason = backend.unsupported(problem) if task == "forward" else _refusal(backend, problem, task)
         if reason is None:
             return backend
         reasons.append(f"{name}: {reason}")

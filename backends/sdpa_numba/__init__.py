@@ -5,9 +5,8 @@ from typing import Any
 from sdpa_ref.backend import Gradients, Problem, Result
 
 from .compile.target import unusable
-from .forward import attend
 from .runtime.threads import get_num_threads, set_num_threads
-from .strips import compiled, forward_in_strips
+from .strips import forward
 from .warmup import details, warmup
 
 __all__ = [
@@ -28,18 +27,8 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, want: frozenset[str]) -> Result:
-    """Return what is wanted of output, lse (with m and z) and weights."""
-    if problem.blockwise or problem.score_mod is not None:
-        score_mod = compiled(problem.score_mod, problem.acc_dtype.name)
-        if problem.blockwise or score_mod is None:
-            return forward_in_strips(problem, want, score_mod, attend)
-        return attend(problem, want, score_mod)
-    return attend(problem, want)
-
-
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
     from .gradients import differentiate  # whoever does not train does not wait for it
 
-    return differentiate(problem, grad_output, grad_lse, result, forward, attend)
+    return differentiate(problem, grad_output, grad_lse, result)

@@ -1,6 +1,6 @@
 """Gradients: the kernel on the whole problem, or on strips of rows where NumPy has a part in them."""
 
-from collections.abc import Callable
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,19 +9,19 @@ from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Intervals
 
-from .forward import BIAS_CODES, banded, rounded_sink
+from .calls import BIAS_CODES, banded, rounded_sink
 from .kernels import backward
 from .kernels.record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
 from .plan import host_registers, sizes_for
-from .runtime.threads import get_num_threads, run
-from .strips import PRODUCT_ROWS, applied, compiled, forward_in_strips, scores
+from .runtime.call import HEADER
+from .runtime.threads import get_num_threads, run, team
+from .strips import PRODUCT_ROWS, applied, compiled, forward, forward_in_strips, scores
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
 TILE_ROWS = 96  # a multiple of every tile's rows: cut there, dK and dV add up in the same order
 PAIRS_AT_ONCE = 2**17  # of a head, in a strip: of all heads, the others would have a say in the bits of each
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Forward = Callable[[Problem, frozenset[str]], Result]
 
 
 class Flow(NamedTuple):
@@ -46,8 +46,6 @@ def differentiate(
     grad_output: Array,
     grad_lse: Array | None,
     result: Result | None,
-    forward: Forward,
-    attend: Callable[..., Result],
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
@@ -62,9 +60,9 @@ def differentiate(
     problem = problem._replace(out=None)
     want = frozenset({"output", "lse", "m", "z"})
     if compiled(problem.score_mod, acc.name) is not None:
-        result = forward_in_strips(problem, want, None, attend)
+        result = forward_in_strips(problem, want, None)
     output, lse, _, m, z = result or forward(problem, want)
-    empty = empty_rows(problem, lse, forward)
+    empty = empty_rows(problem, lse)
     grad_lse = None if grad_lse is None else as_type(grad_lse, acc)
     with np.errstate(all="ignore"):
         factor = np.where(empty, acc.type(0), acc.type(1) / z)
@@ -81,7 +79,7 @@ def differentiate(
     return gradients._replace(sink=sink_gradient(rounded_sink(problem), flow, m, z, empty))
 
 
-def empty_rows(problem: Problem, lse: Array, forward: Forward) -> Any:
+def empty_rows(problem: Problem, lse: Array) -> Any:
     """Return, ``(*batch, Hq, L)``, which rows see nothing."""
     if problem.sink is None:
         return lse == -np.inf
@@ -166,12 +164,14 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     changes = problem.keep, problem.bias, problem.slopes, problem.dropout, problem.softcap
     kernel = backward.kernel(sizes, any(change is not None for change in changes))
     alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= SMALL
-    run(kernel, record.tobytes(), most=0 if alone else int(n["units"] * n["split"]) - 1)
+    pool, helpers = team()
+    most = 0 if alone else int(n["units"] * n["split"]) - 1
+    run(struct.pack(HEADER, kernel.address, 0, pool, min(helpers, most)) + record.tobytes())
     del table  # until here the kernel reads it
 
 
 def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
-    """Return the record of a problem with its sizes and options, and what it points to; `final` as in `attend`."""
+    """Return the record of a problem with its sizes and options, and what it points to; `final` as in `solve`."""
     record = np.zeros(1, backward.BACKWARD)
     n = record[0]
     for name in (*SHAPE, "first_row", "scale"):

@@ -9,7 +9,6 @@ from .compile.parts import native
 from .compile.target import target
 from .kernels import few_rows, many_rows
 from .kernels.record import SIZES, Sizes, settle_few_rows, settle_many_rows
-from .runtime.kernel import Kernel
 
 FEW_ROWS = 8  # up to here keys and values are read where they lie instead of being packed
 
@@ -17,8 +16,8 @@ FEW_ROWS = 8  # up to here keys and values are read where they lie instead of be
 class Plan(NamedTuple):
     """What serves all calls of one kind, whatever their lengths."""
 
-    kernel: Kernel
-    settle: int  # address of the compiled function
+    kernel: int  # address of the compiled function, and so the next
+    settle: int
     sizes: int  # address of the sizes
 
 
@@ -27,7 +26,7 @@ def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any) -> 
     """Return the plan for inputs of this type; `few`: the kernel for few rows, which knows no `general` options."""
     sizes = sizes_for("float64" if dtype == np.float64 else "float32", *host_registers())
     kernel = few_rows.kernel(dtype.name, sizes) if few else many_rows.kernel(dtype.name, sizes, general, score_mod)
-    return Plan(kernel, native(settle_few_rows if few else settle_many_rows), _table(sizes).ctypes.data)
+    return Plan(kernel.address, native(settle_few_rows if few else settle_many_rows), _table(sizes).ctypes.data)
 
 
 @cache

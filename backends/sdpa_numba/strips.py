@@ -1,6 +1,5 @@
 """Problems that no kernel takes as they are: a strip of query rows at a time, their rules are evaluated with NumPy."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +12,21 @@ from numba.extending import is_jitted
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.floating_point import ieee
 
+from .calls import solve
+
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
 PRODUCT_ROWS = 16
+
+
+def forward(problem: Problem, want: frozenset[str]) -> Result:
+    """Return what is wanted of output, lse (with m and z) and weights."""
+    if problem.plain or not (problem.blockwise or problem.score_mod is not None):
+        return solve(problem, want)
+    score_mod = compiled(problem.score_mod, problem.acc_dtype.name)
+    if problem.blockwise or score_mod is None:
+        return forward_in_strips(problem, want, score_mod)
+    return solve(problem, want, score_mod)
 
 
 @lru_cache(maxsize=64)
@@ -36,8 +47,8 @@ def compiled(score_mod: Any, acc: str) -> Any:
 
 
 @ieee
-def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, attend: Callable[..., Result]) -> Result:
-    """Return what is wanted, by `attend` for one strip of rows after the other."""
+def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any) -> Result:
+    """Return what is wanted, by `solve` for one strip of rows after the other."""
     shape, out = problem.query.shape[:-1], problem.out
     problem = problem._replace(out=None)  # a rule of the caller's may fail in any strip
     whole = Result(
@@ -52,9 +63,9 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any, at
     for i in range(0, problem.L, rows):
         strip = problem.rows(i, min(i + rows, problem.L))
         if score_mod is None and problem.score_mod is not None:
-            part = attend(with_scores(strip, product), want, final=True)
+            part = solve(with_scores(strip, product), want, final=True)
         else:
-            part = attend(strip, want, score_mod)
+            part = solve(strip, want, score_mod)
         for name in want:
             target, source = getattr(whole, name), getattr(part, name)
             if name in ("lse", "m", "z"):

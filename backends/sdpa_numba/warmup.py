@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from .calls import BIAS_CODES
 from .compile.cache import cache_info
-from .forward import BIAS_CODES
 from .plan import host_registers, sizes_for
 from .runtime.threads import get_num_threads
 

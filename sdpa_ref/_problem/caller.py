@@ -21,23 +21,16 @@ class Caller(NamedTuple):
     headless : bool
         Whether the caller's arrays have no head axis.
     array : array or None
-        What receives the output, in the caller's layout.
-    in_place : bool
-        Whether the problem's `out` is a view of `array`, so that the backend fills it.
+        The caller's `out`.
     """
 
     layout: str
     headless: bool
     array: Array = None
-    in_place: bool = False
 
     def output(self, canonical: Array) -> Array:
-        """Return the output, which a backend has computed."""
-        if self.array is None:
-            return self.turned(canonical)
-        if not self.in_place:
-            self.array[...] = self.turned(canonical)
-        return self.array
+        """Return the output: `out`, where the backend has put it, or its array."""
+        return self.turned(canonical) if self.array is None else self.array
 
     def turned(self, canonical: Array) -> Array:
         """Return a canonical array with the axes of the output."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_aligned, is_float, kind, module_of, real_number
+from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of, real_number
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
@@ -54,29 +54,41 @@ def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, 
 
 
 def native(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the array in this type; a copy only where type, byte order or alignment ask for it."""
-    return array if array.dtype == dtype and is_aligned(array) else ieee(array.astype)(dtype)
+    """Return the array in this type; a copy only where type or byte order ask for it."""
+    return array if array.dtype == dtype else ieee(array.astype)(dtype)
 
 
-def bias_parts(bias: Any, batch: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[list[Array], Array]:
+def bias_parts(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> tuple[tuple[Array, ...], Array]:
     """Return the bias arrays, and the ALiBi slopes (Hq,) or None."""
-    arrays, slopes = [], None
-    for part in () if bias is None else bias if isinstance(bias, tuple) else (bias,):
-        if isinstance(part, ALiBi):
-            if part.slopes.shape not in ((), (Hq,)):
-                raise ValueError(
-                    f"bias: ALiBi slopes must be a number or have shape (Hq,) = ({Hq},), got {part.slopes.shape}"
-                )
-            slopes = part.slopes + (np.zeros(Hq) if slopes is None else slopes)
-            continue
-        array = as_array("bias", part)
-        if array.dtype == np.bool_:
+    if isinstance(bias, ALiBi):
+        return (), _slopes(bias, Hq)
+    if not isinstance(bias, tuple):
+        return (_bias_array(bias, batch, Hq, L, S),), None
+    slopes = [_slopes(part, Hq) for part in bias if isinstance(part, ALiBi)]
+    arrays = [_bias_array(part, batch, Hq, L, S) for part in bias if not isinstance(part, ALiBi)]
+    return tuple(arrays), sum(slopes) if slopes else None
+
+
+def _slopes(alibi: ALiBi, Hq: int) -> Array:
+    """Return the slopes, one a query head."""
+    shape = alibi.slopes.shape
+    if shape == (Hq,):
+        return alibi.slopes
+    if shape != ():
+        raise ValueError(f"bias: ALiBi slopes must be a number or have shape (Hq,) = ({Hq},), got {shape}")
+    return np.full(Hq, alibi.slopes)
+
+
+def _bias_array(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> Array:
+    """Return the array in native byte order."""
+    array = bias if type(bias) is np.ndarray else as_array("bias", bias)
+    dtype = array.dtype
+    if dtype.char not in "fd" and not is_float(dtype):
+        if dtype == np.bool_:
             raise TypeError("bias must be float numbers that are added to the scores; pass a boolean array as mask=")
-        if not is_float(array.dtype):
-            raise TypeError(f"bias must be {FLOATS}, got {array.dtype}")
-        check_broadcast("bias", array.shape, batch, Hq, L, S)
-        arrays.append(native(array, array.dtype.newbyteorder("=")))
-    return arrays, slopes
+        raise TypeError(f"bias must be {FLOATS}, got {dtype}")
+    check_broadcast("bias", array.shape, batch, Hq, L, S)
+    return array if dtype.isnative else native(array, dtype.newbyteorder("="))
 
 
 def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref._problem import checks
+from sdpa_ref._problem.caller import Caller
 from sdpa_ref.arrays import accumulation_dtype, result_dtype
 from sdpa_ref.backend import Form
 
@@ -28,6 +29,8 @@ class Arrays(NamedTuple):
         The default scale.
     largest, tiny : float
         The largest number of the accumulation type, and the smallest normal one.
+    caller : Caller
+        What turns results back where there is no `out`.
     """
 
     form: Form
@@ -37,6 +40,7 @@ class Arrays(NamedTuple):
     scale: float
     largest: float
     tiny: float
+    caller: Caller
 
 
 @lru_cache(maxsize=MOST)
@@ -65,4 +69,13 @@ def arrays_of(
     without = [len(shape) == 2 for shape in shapes.values()]
     limits = np.finfo(acc_dtype)
     scale = 1 / math.sqrt(E) if E else 1.0
-    return Arrays(form, all(without), any(without), as_given, scale, float(limits.max), float(limits.tiny))
+    caller = Caller(layout, all(without))
+    return Arrays(form, all(without), any(without), as_given, scale, float(limits.max), float(limits.tiny), caller)
+
+
+@lru_cache(maxsize=MOST)
+def arrays_alike(
+    kind: str, layout: str, dtype: np.dtype[Any], query: Shape, key: Shape, value: Shape, E: int, Ev: int
+) -> Arrays:
+    """Return what arrays of one type are, as `arrays_of`: what most calls have is found under a shorter name."""
+    return arrays_of(kind, layout, dtype, query, E, dtype, key, E, dtype, value, Ev)

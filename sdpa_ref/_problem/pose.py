@@ -1,17 +1,18 @@
 """From arguments to a checked problem: every argument error is raised here, and backends see only what is left."""
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdpa_ref._problem import checks
 from sdpa_ref._problem.caller import Caller
-from sdpa_ref._problem.form import Arrays, arrays_of
-from sdpa_ref.arrays import Array, as_array, is_aligned, kind, module_of, real_number, result_dtype
+from sdpa_ref._problem.form import Arrays, arrays_alike, arrays_of
+from sdpa_ref.arrays import Array, as_array, kind, module_of, real_number, result_dtype
 from sdpa_ref.backend import Form, Problem, ScoreMod
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.masks import Band, BooleanArray, Grid, Intervals, Mask, as_mask, normal, place_queries, walk
+from sdpa_ref.masks import Band, BooleanArray, Grid, Intervals, Mask, as_mask, leaves, normal, place_queries
 
 NO_VALUE: Any = object()  # instead of a value where only weights are wanted
 
@@ -41,61 +42,73 @@ def pose(
         query, key = as_array("query", query), as_array("key", key)
         value = None if value is NO_VALUE else as_array("value", value)
     arrays, L, S = _arrays(query, key, value, layout)
-    form = arrays.form
+    form, headless, heads_missing, as_given, own_scale, largest, tiny, caller = arrays
     q, k, v = query, key, value
-    if layout == "LHE" or arrays.heads_missing:
+    if heads_missing or layout == "LHE":
         q, k = checks.heads_first(q, layout), checks.heads_first(k, layout)
         v = None if v is None else checks.heads_first(v, layout)
-    if not (arrays.as_given and is_aligned(q) and is_aligned(k) and (v is None or is_aligned(v))):
+    if not as_given:
         q, k = checks.native(q, form.dtype), checks.native(k, form.dtype)
         v = None if v is None else checks.native(v, form.dtype)
         if q.shape[:-3] != form.batch:
             q = np.broadcast_to(q, (*form.batch, *q.shape[-3:]))
 
-    biases: list[Array] = []
+    plain = mask is None and bias is None and sink is None and scale is None and softcap is None
+    if plain and query_offset is None and score_mod is None and dropout is None and out is None:
+        place = _new_output(form, L, headless or layout == "HLE") if output else None
+        plain_problem: Problem = tuple.__new__(Problem, (form, q, k, v, place, own_scale) + _NO_OPTIONS)  # noqa: RUF005  # a list first
+        return plain_problem, caller
+
+    biases: tuple[Array, ...] = ()
     seen, slopes = _ALL, None
     if bias is not None:
         biases, slopes = checks.bias_parts(bias, form.batch, form.Hq, L, S)
     if mask is not None or slopes is not None or query_offset is not None:
         mask = None if mask is None else as_mask(mask)
         seen = _seen(mask, query_offset, form, L, S, slopes is not None)
-    if form.kind != "numpy" or biases or seen.boolean:
+    if (biases or seen.boolean or form.kind != "numpy") and "cupy" in sys.modules:
         named = {f"bias {n}": part for n, part in enumerate(biases)}
         named |= {f"mask {n}": part.array for n, part in enumerate(seen.boolean)}
         checks.one_kind({name: x for name, x in (("query", q), ("key", k), ("value", v)) if x is not None} | named)
-    if scale is None:
-        scale = arrays.scale
-    else:
-        scale = min(max(real_number("scale", scale), -arrays.largest), arrays.largest)
+    scale = own_scale if scale is None else min(max(real_number("scale", scale), -largest), largest)
     if softcap is not None:
-        softcap = min(max(checks.soft_cap(softcap), arrays.tiny), arrays.largest / 4)
-    logits = None if sink is None else checks.sink_logits(sink, form.Hq, form.acc_dtype)
+        softcap = min(max(checks.soft_cap(softcap), tiny), largest / 4)
+    if sink is not None:
+        logits = checks.sink_logits(sink, form.Hq, form.acc_dtype)
     if score_mod is not None:
         checks.check_score_mod(score_mod, (*form.batch, form.Hq, L, S), module_of(form.kind))
     if dropout is not None:
         if not isinstance(dropout, Dropout):
             raise TypeError(f"dropout must be a Dropout(p, seed), got {type(dropout).__name__}")
         dropout = None if dropout.p == 0 else dropout
+
+    place = None  # where the backend puts the output
     if out is not None:
         _check_out(out, (query, key, value), mask, bias, sink, arrays, layout, L, S)
-
-    place = out  # where the backend puts the output
-    if out is None and output:
-        rows = (L, form.Hq) if layout == "LHE" and not arrays.headless else (form.Hq, L)
-        shape = (L, form.Ev) if arrays.headless else (*form.batch, *rows, form.Ev)
-        place = out = (np if form.kind == "numpy" else module_of(form.kind)).empty(shape, form.dtype)
-    elif place is not None and not (output and is_aligned(place)):
-        place = None
-    in_place = place is not None
-    if in_place and (arrays.headless or layout == "LHE"):
-        place = checks.heads_first(place, layout)
+        place = checks.heads_first(out, layout) if output else None
+        caller = Caller(layout, headless, out)
+    elif output:
+        place = _new_output(form, L, headless or layout == "HLE")
+    visible, keep, offset, positions, rules, grid, _ = seen
     problem: Problem = tuple.__new__(
         Problem,
-        (form, q, k, v, place, scale, softcap, seen.visible, seen.keep, biases[0] if len(biases) == 1 else None, slopes,
-         seen.offset, seen.positions, logits, score_mod, dropout, 0, seen.grid is not None or len(biases) > 1,
-         seen.rules, tuple(biases), seen.grid),
+        (form, q, k, v, place, scale, softcap, visible, keep, biases[0] if len(biases) == 1 else None, slopes, offset,
+         positions, None if sink is None else logits, score_mod, dropout, 0, False,
+         grid is not None or len(biases) > 1, rules, biases, grid),
     )  # fmt: skip
-    return problem, Caller(layout, arrays.headless, out, in_place)
+    return problem, caller
+
+
+_NO_OPTIONS = tuple(True if name == "plain" else value for name, value in Problem._field_defaults.items())
+
+
+def _new_output(form: Form, L: int, heads_first: bool) -> Array:
+    """Return a new array for the output, in canonical order, whose memory is in the caller's."""
+    empty = np.empty if form.kind == "numpy" else module_of(form.kind).empty
+    if heads_first:
+        new: Array = empty((*form.batch, form.Hq, L, form.Ev), form.dtype)
+        return new
+    return empty((*form.batch, L, form.Hq, form.Ev), form.dtype).swapaxes(-2, -3)
 
 
 def problem_of(query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
@@ -136,31 +149,25 @@ def _arrays(query: Array, key: Array, value: Array, layout: Any) -> tuple[Arrays
     """Return what the arrays are, L and S, or raise the error of the first that does not fit."""
     whose = "numpy" if type(query) is np.ndarray else kind(query)
     try:
-        if layout == "HLE" and value is not None:
-            q, k, v = query.shape, key.shape, value.shape
-            if v[-2] == k[-2]:
-                arrays = arrays_of(whose, layout, query.dtype, q[:-2], q[-1], key.dtype, k[:-2], k[-1],
-                                   value.dtype, v[:-2], v[-1])  # fmt: skip
-                return arrays, q[-2], k[-2]
-        elif layout in ("HLE", "LHE"):
-            (q, L, E), (k, S, width) = _axes(query, layout), _axes(key, layout)
+        q, k, v, dtype = query.shape, key.shape, key.shape if value is None else value.shape, query.dtype
+        if layout == "LHE":
+            q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
+        S, E = k[-2], q[-1]
+        if v[-2] == S and layout in ("HLE", "LHE"):
             if value is None:
-                return arrays_of(whose, layout, query.dtype, q, E, key.dtype, k, width, None, (), 0), L, S
-            v, values, Ev = _axes(value, layout)
-            if values == S:
-                arrays = arrays_of(whose, layout, query.dtype, q, E, key.dtype, k, width, value.dtype, v, Ev)
-                return arrays, L, S
+                return arrays_of(whose, layout, dtype, q[:-2], E, key.dtype, k[:-2], k[-1], None, (), 0), q[-2], S
+            if key.dtype is dtype and value.dtype is dtype and k[-1] == E:
+                return arrays_alike(whose, layout, dtype, q[:-2], k[:-2], v[:-2], E, v[-1]), q[-2], S
+            others = key.dtype, k[:-2], k[-1], value.dtype, v[:-2], v[-1]
+            return arrays_of(whose, layout, dtype, q[:-2], E, *others), q[-2], S
     except (IndexError, TypeError, ValueError):
         pass
     raise _misfit({"query": query, "key": key} | ({} if value is None else {"value": value}), layout)
 
 
-def _axes(array: Array, layout: str) -> tuple[tuple[int, ...], int, int]:
-    """Return the axes before the last two, where heads come before lengths, the length and the width."""
-    shape = array.shape
-    if layout == "LHE" and len(shape) > 2:
-        return (*shape[:-3], shape[-2]), shape[-3], shape[-1]
-    return shape[:-2], shape[-2], shape[-1]
+def _heads_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape of layout "LHE" with heads before lengths."""
+    return shape if len(shape) < 3 else (*shape[:-3], shape[-2], shape[-3], shape[-1])
 
 
 def _misfit(arrays: dict[str, Array], layout: Any) -> Exception:
@@ -183,26 +190,32 @@ def _misfit(arrays: dict[str, Array], layout: Any) -> Exception:
 
 def _seen(mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alibi: bool) -> _Seen:
     """Return what mask and offset come to."""
+    name = None
     if mask is not None:
         known = mask.__dict__.get("_seen")
-        name = form, L, S, query_offset, alibi
-        repeatable = query_offset is None or type(query_offset) is str or type(query_offset) is int
-        if known is not None and repeatable and known[0] == name:
-            found: _Seen = known[1]
-            return found
+        if known is not None and (query_offset is None or type(query_offset) is str or type(query_offset) is int):
+            name = form, L, S, query_offset, alibi
+            if known[0] == name:
+                found: _Seen = known[1]
+                return found
         mask._check(form.batch, form.Hq, L, S)
     offset, documents = place_queries(mask, query_offset, form.batch, L, S, alibi=alibi)
     positions = None if documents is None or not alibi else np.broadcast_to(documents[0], (*form.batch, L))
     if mask is None:
         return _Seen(offset=offset, positions=positions)
+    if documents is None:
+        band = mask._band()
+        if band is not None:
+            return _Seen(Band(offset, *band[1:]), None, offset)
     grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind)
     visible, boolean, rules = normal(mask, grid)
     if len(boolean) == 1 and not rules:
         return _Seen(visible, boolean[0].array, offset, positions, boolean=boolean)
     rules = (*rules, *boolean)
     seen = _Seen(visible, None, offset, positions, rules, grid if rules else None, boolean)
-    if repeatable and not isinstance(visible, Band) and not any(isinstance(part, BooleanArray) for part in walk(mask)):
-        mask.__dict__["_seen"] = name, seen  # arrays of intervals, for the next layer of a model
+    if isinstance(visible, Intervals) and not any(isinstance(part, BooleanArray) for part in leaves(mask)):
+        if query_offset is None or type(query_offset) is str or type(query_offset) is int:
+            mask.__dict__["_seen"] = (form, L, S, query_offset, alibi), seen  # for the next layer of a model
     return seen
 
 
@@ -217,5 +230,5 @@ def _check_out(
     used = [array for array in inputs if array is not None]
     parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
     used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
-    used += [part.array for part in walk(mask) if isinstance(part, BooleanArray)] if mask is not None else []
+    used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []
     checks.check_out(out, shape[-2:] if arrays.headless else shape, form.dtype, used)

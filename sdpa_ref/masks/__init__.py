@@ -5,7 +5,7 @@
 """
 
 from sdpa_ref.masks import documents, rules
-from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, walk
+from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, leaves
 from sdpa_ref.masks.band import FAR, Band
 from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those files list
 from sdpa_ref.masks.grid import Grid
@@ -25,9 +25,9 @@ __all__ = [
     "Normal",
     "as_mask",
     "joined",
+    "leaves",
     "normal",
     "place_queries",
-    "walk",
 ]
 __all__ += documents.__all__
 __all__ += rules.__all__

@@ -2,7 +2,6 @@
 
 import itertools
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any, TypeVar, dataclass_transform
@@ -157,7 +156,7 @@ class Mask(Frozen):
 
         L, S = count("L", L), count("S", S)
         try:
-            axes = [part._axes() for part in walk(self)]
+            axes = [part._axes() for part in leaves(self)]
             if batch is None:
                 offset = () if query_offset is None or isinstance(query_offset, str) else np.shape(query_offset)
                 batch = np.broadcast_shapes(offset, *(own for own, _ in axes))
@@ -215,10 +214,19 @@ def rule(mask: type[_M]) -> type[_M]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class All(Mask):
-    """Every part keeps the key: what ``&`` makes."""
+class _Operator(Mask):
+    """A mask that is made of others."""
 
     parts: tuple[Mask, ...]
+
+    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
+        for part in self.parts:
+            part._check(batch, heads, L, S)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class All(_Operator):
+    """Every part keeps the key: what ``&`` makes."""
 
     def __repr__(self) -> str:
         return " & ".join(f"({p!r})" if isinstance(p, AnyOf) else repr(p) for p in self.parts)
@@ -239,16 +247,10 @@ class All(Mask):
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return reduce(operator.and_, (grid.held(part, i0, i1) for part in self.parts))
 
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        for part in self.parts:
-            part._check(batch, heads, L, S)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AnyOf(Mask):
+class AnyOf(_Operator):
     """At least one part keeps the key: what ``|`` makes."""
-
-    parts: tuple[Mask, ...]
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))
@@ -264,16 +266,10 @@ class AnyOf(Mask):
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return reduce(operator.or_, (grid.held(part, i0, i1) for part in self.parts))
 
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        for part in self.parts:
-            part._check(batch, heads, L, S)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Not(Mask):
+class Not(_Operator):
     """The part drops the key: what ``~`` makes."""
-
-    parts: tuple[Mask]
 
     def __repr__(self) -> str:
         (part,) = self.parts
@@ -285,9 +281,6 @@ class Not(Mask):
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return ~self.parts[0]._keep(grid, i0, i1)
-
-    def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        self.parts[0]._check(batch, heads, L, S)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -351,11 +344,14 @@ def as_mask(value: Any) -> Mask:
     raise TypeError(f"mask must be a mask object or a boolean array (True = may attend), got {array.dtype}{hint}")
 
 
-def walk(mask: Mask) -> Iterator[Mask]:
-    """Return an iterator over the mask and all its parts."""
-    yield mask
-    for part in getattr(mask, "parts", ()):
-        yield from walk(part)
+def leaves(mask: Mask) -> tuple[Mask, ...]:
+    """Return the masks that a mask is made of, itself where it is made of none."""
+    if not isinstance(mask, _Operator):
+        return (mask,)
+    parts: tuple[Mask, ...] = ()
+    for part in mask.parts:
+        parts += leaves(part) if isinstance(part, _Operator) else (part,)
+    return parts
 
 
 def joined(mask: Mask | None) -> tuple[Mask, ...]:

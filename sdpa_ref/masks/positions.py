@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.arrays import as_array, kind
-from sdpa_ref.masks.algebra import Mask, joined, walk
+from sdpa_ref.masks.algebra import Mask, joined, leaves
 from sdpa_ref.masks.band import Number
 from sdpa_ref.masks.checks import broadcastable
 from sdpa_ref.masks.documents import Packed
@@ -24,9 +24,12 @@ def place_queries(
     and are in units of key indices. A ValueError asks for `query_offset` where the lengths differ and something is
     positional.
     """
-    parts = list(walk(mask)) if mask is not None else []
-    positional = alibi or any([part.positional for part in parts])
-    packed = _the_documents(mask, parts, positional)
+    parts, positional, packed = leaves(mask) if mask is not None else (), alibi, None
+    for part in parts:
+        positional |= part.positional
+        packed = part if isinstance(part, Packed) else packed
+    if packed is not None:
+        packed = _the_documents(mask, parts, positional)
     if packed is None:
         if query_offset is None:
             if positional and L != S:
@@ -54,7 +57,7 @@ def _unset(why: str) -> ValueError:
     )
 
 
-def _the_documents(mask: Mask | None, parts: list[Mask], positional: bool) -> Packed | None:
+def _the_documents(mask: Mask | None, parts: tuple[Mask, ...], positional: bool) -> Packed | None:
     packed = [part for part in parts if isinstance(part, Packed)]
     if not packed or not (positional or any(part.counts_in_documents for part in parts)):
         return None
@@ -71,19 +74,22 @@ def _checked(name: str) -> str:
     return name
 
 
-def _named(name: str, mask: Mask | None, parts: list[Mask], L: int, S: int) -> Number:
+def _named(name: str, mask: Mask | None, parts: tuple[Mask, ...], L: int, S: int) -> Number:
     if _checked(name) == "start":
         return 0
-    lengths: list[Any] = [L, S]
-    for side, rule in enumerate((QueryLengths, KeyLengths)):
-        given = [part for part in parts if isinstance(part, rule)]
-        if len(given) > sum([isinstance(part, rule) for part in joined(mask)]):
-            raise ValueError(f'query_offset="end" cannot read {rule.__name__} under | or ~: give the offset as numbers')
-        if len(given) > 1:
-            raise ValueError(f'query_offset="end" reads at most one {rule.__name__}, got {len(given)}')
-        if given:
-            lengths[side] = given[0].n
-    return lengths[1] - lengths[0]
+    queries = keys = None
+    for part in parts:
+        rule = type(part)
+        if rule is QueryLengths or rule is KeyLengths:
+            if not any(part is other for other in joined(mask)):
+                raise ValueError(
+                    f'query_offset="end" cannot read {rule.__name__} under | or ~: give the offset as numbers'
+                )
+            if (queries if rule is QueryLengths else keys) is not None:
+                number = sum(type(other) is rule for other in parts)
+                raise ValueError(f'query_offset="end" reads at most one {rule.__name__}, got {number}')
+            queries, keys = (part.n, keys) if rule is QueryLengths else (queries, part.n)  # type: ignore[attr-defined]
+    return (S if keys is None else keys) - (L if queries is None else queries)
 
 
 def _number(query_offset: Any, batch: tuple[int, ...]) -> Number:

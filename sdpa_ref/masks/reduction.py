@@ -28,11 +28,7 @@ class Normal(NamedTuple):
 
 
 def normal(mask: Mask, grid: Grid) -> Normal:
-    """Return the normal form of a mask."""
-    if grid.documents is None:
-        band = mask._band()
-        if band is not None:
-            return Normal(_placed(band, grid))
+    """Return the normal form of a mask that is no band, or whose rows lie in documents."""
     band, rows, arrays, rules = EVERYTHING, everything(grid.S), [], []
     in_rows: list[Mask] = []
     for part in joined(mask):

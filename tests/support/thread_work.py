@@ -11,6 +11,7 @@ from inspect import signature
 import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime import pool, threads
+from sdpa_numba.runtime.call import HEADER
 from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
 from sdpa_numba.runtime.threads import get_num_threads, set_num_threads  # noqa: F401  # for the scripts
@@ -36,7 +37,9 @@ def kernel(function):
 
 def run(kernel, arguments, n_tasks, *, alone=False):
     """Run a kernel with these integers, on as many threads as it has tasks for."""
-    threads.run(kernel, struct.pack(f"={len(arguments)}q", *arguments), most=0 if alone else n_tasks - 1)
+    pool, helpers = threads.team()
+    helpers = 0 if alone else min(helpers, n_tasks - 1)
+    threads.run(struct.pack(f"{HEADER}{len(arguments)}q", kernel.address, 0, pool, helpers, *arguments))
 
 
 @kernel
@@ -90,7 +93,7 @@ def helper_joins():
 
 def helpers():
     """Return the states of all helpers there are."""
-    first = threads._POOL.address + pool.BOX
+    first = threads.POOL.address + pool.BOX
     states = [ctypes.c_int64.from_address(first + i * pool.BOX).value for i in range(pool.MOST)]
     return [state for state in states if state != pool.NOBODY]
 

@@ -7,6 +7,7 @@ import numpy as np
 from sdpa_cupy import arrays
 from sdpa_cupy.plan import Launch, Plan, bound, fused, make_plan
 from sdpa_cupy.strips import in_strips, new_result
+from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
 
 
@@ -24,6 +25,18 @@ class Launcher(Protocol):
 
 
 def forward(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np) -> Result:
+    """Return what is wanted, through copies of arrays at addresses that a device cannot read or write."""
+    out, problem = problem.out, problem.aligned()
+    if is_aligned(out):
+        return _launched(problem, want, arch, launcher, xp)
+    result = _launched(problem._replace(out=None), want, arch, launcher, xp)
+    if result.output is None:
+        return result
+    out[...] = result.output
+    return result._replace(output=out)
+
+
+def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any) -> Result:
     """Return what is wanted: by the kernels, or by `arrays` over `xp` where `fused` says why they cannot."""
 
     def by_kernels(strip: Problem, views: Result) -> None:

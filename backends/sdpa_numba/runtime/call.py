@@ -13,4 +13,6 @@ CALL, CREDIT, POLL, INTERVAL, LAST, WORKER = 0, 8, 16, 24, 32, 40
 TAKEN, STOP, BUSY, KERNEL, SETTLE, POOL, HELPERS, MEMORY, STATE, OWN = range(0, 80, 8)
 ARGUMENTS = OWN + WORKER
 
+HEADER = f"={KERNEL}x4q{ARGUMENTS - MEMORY}x"  # as `struct` writes what stands before the record
+
 GOES_ON, RAISED, NO_MEMORY, ORPHANED = range(4)  # why a call stops

@@ -6,38 +6,46 @@ to do, so a caller never depends on a helper: while all of them are busy with so
 
 import ctypes
 import os
-import struct
 import threading
-from array import array
 from typing import Any
 
 from numba.core.compiler_lock import global_compiler_lock
 
-from sdpa_numba.compile.parts import native
+from sdpa_numba.compile.parts import SIGNATURE, native
 
-from .call import ARGUMENTS, KERNEL, MEMORY, NO_MEMORY, ORPHANED
+from .call import NO_MEMORY, ORPHANED
 from .limits import get_num_threads, look_again, set_num_threads
 from .pool import BOX, FORKED, MAIN, MOST, POLLS, SERVE, enter, poll, serve
 
-__all__ = ["get_num_threads", "run", "set_num_threads"]
+__all__ = ["POOL", "get_num_threads", "run", "set_num_threads", "team"]
 
 
-class _Pool:
-    """Where the helpers of this process look for jobs."""
+class Pool:
+    """Where the helpers of this process look for jobs.
 
-    address = 0  # not made yet
+    Attributes
+    ----------
+    address : int
+        0 before there is one.
+    enter : callable
+        The compiled `pool.enter`, without what Numba does first for functions of several types.
+    """
 
-    def make(self) -> int:
-        """Return the address of a new pool, whose memory is never given back: helpers look at it to the end."""
+    address = 0
+    enter: Any
+
+    def make(self) -> None:
+        """Make the pool, whose memory is never given back: helpers look at it to the end."""
         with global_compiler_lock:
-            if not self.address:
-                pool = _zeros(MOST + 2, BOX)  # not touched, and so not there, before it is used
-                pool += -pool % BOX
-                words = (ctypes.c_int64 * 4).from_address(pool)
-                words[SERVE // 8], words[POLLS // 8] = native(serve, c=True), native(poll)
-                words[MAIN // 8] = threading.main_thread().ident or 0
-                self.address = pool
-        return self.address
+            if self.address:
+                return
+            pool = _zeros(MOST + 2, BOX)  # not touched, and so not there, before it is used
+            pool += -pool % BOX
+            words = (ctypes.c_int64 * 4).from_address(pool)
+            words[SERVE // 8], words[POLLS // 8] = native(serve, c=True), native(poll)
+            words[MAIN // 8] = threading.main_thread().ident or 0
+            enter.compile(SIGNATURE)
+            self.enter, self.address = enter.overloads[SIGNATURE].entry_point, pool
 
     def forget(self) -> None:
         """Say that the helpers are not there, and let the next call make a pool."""
@@ -46,29 +54,30 @@ class _Pool:
         self.address = 0
 
 
-_POOL = _Pool()
-_HEADER = struct.Struct(f"={KERNEL}x4q{ARGUMENTS - MEMORY}x")
+POOL = Pool()
+_FIRST = bytes.__basicsize__ - 1  # where the first byte lies, from the address of the object
 _zeros = ctypes.pythonapi.PyMem_RawCalloc
 _zeros.restype, _zeros.argtypes = ctypes.c_ssize_t, (ctypes.c_size_t, ctypes.c_size_t)
 
 
-def run(kernel: Any, record: bytes, settle: int = 0, most: int | None = None) -> None:
-    """Return when all tasks of a kernel are done, by this thread and up to ``get_num_threads() - 1`` helpers.
+def team() -> tuple[int, int]:
+    """Return the address of the pool, and how many helpers a call may invite."""
+    if not POOL.address:
+        POOL.make()
+    return POOL.address, get_num_threads() - 1
 
-    No helper can see what the arguments point to before this function enters compiled code, nor after it has left it,
-    in whatever way. In between the main thread handles signals every few milliseconds.
+
+def run(call: bytes) -> None:
+    """Return when all tasks of a call are done, by this thread and helpers.
+
+    No helper can see what the call points to before this function enters compiled code, nor after it has left it, in
+    whatever way. In between the main thread handles signals every few milliseconds.
 
     Parameters
     ----------
-    kernel : Kernel
-        What `compilation.kernel` returns for a function ``kernel(worker, record)``, which does the task
-        ``next_task(worker)`` until none is left, and asks ``proceed(worker, work)`` now and then.
-    record : bytes
-        What the kernel reads. Whatever it holds addresses of lives as long as the caller's variables.
-    settle : int
-        Address of the compiled function that decides how the work is cut up and who shares it; 0 for none.
-    most : int, optional
-        How many helpers to invite at most.
+    call : bytes
+        As `call.HEADER` packs it, with what `team` returns, and then the record that the kernel reads. It is written
+        to, and nobody else may hold it. Whatever it has addresses of lives as long as the caller's variables.
 
     Raises
     ------
@@ -79,10 +88,7 @@ def run(kernel: Any, record: bytes, settle: int = 0, most: int | None = None) ->
     BaseException
         Whatever a handler of a signal raises. As after any error, some of the tasks are done.
     """
-    pool = _POOL.address or _POOL.make()
-    helpers = get_num_threads() - 1 if most is None else min(get_num_threads() - 1, most)
-    call = array("q", _HEADER.pack(kernel.address, settle, pool, helpers) + record)
-    stop = enter(call.buffer_info()[0])
+    stop = POOL.enter(id(call) + _FIRST)  # no copy of it is made: that would take a fifth of the time of a small call
     if stop == NO_MEMORY:
         raise MemoryError("a kernel could not allocate its memory")
     if stop == ORPHANED:
@@ -92,7 +98,7 @@ def run(kernel: Any, record: bytes, settle: int = 0, most: int | None = None) ->
 def _after_fork_in_child() -> None:
     """Let the child of a fork compile, and forget its parent's threads and limits."""
     global_compiler_lock.release()
-    _POOL.forget()
+    POOL.forget()
     look_again()
 
 
