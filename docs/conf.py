@@ -8,6 +8,7 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 
 import sdpa_ref
+from sdpa_ref.masks import RULES
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.modules["numba"] = None  # the reference runs the pages, so that nothing has to be compiled first
@@ -46,6 +47,7 @@ def setup(app):
     """Draw formulas as MathML, which browsers read without a script, and hide what catches unknown keywords."""
     app.add_html_math_renderer("mathml", (_formula("inline"), None), (_formula("block"), None))
     app.connect("autodoc-process-signature", _without_unknown)
+    app.connect("source-read", _every_mask)
 
 
 def _formula(display):
@@ -58,3 +60,7 @@ def _formula(display):
 
 def _without_unknown(app, what, name, obj, options, signature, returns):
     return signature and re.sub(r", \*\*unknown\b[^,)]*", "", signature), returns
+
+
+def _every_mask(app, page, source):
+    source[0] = source[0].replace(".. every-mask::", "\n".join(f".. autoclass:: {name}" for name in RULES))

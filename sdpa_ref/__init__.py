@@ -22,21 +22,11 @@ from sdpa_ref.layers import (
     sinusoidal_positions,
     unpatchify,
 )
-from sdpa_ref.masks import (
-    Causal,
-    Chunked,
-    FirstTokens,
-    KeyLengths,
-    KeyStarts,
-    Mask,
-    MaskFunction,
-    Packed,
-    Prefix,
-    QueryLengths,
-    Segments,
-    Tree,
-    Window,
-)
+from sdpa_ref.masks import Mask
+from sdpa_ref.masks import documents as _documents
+from sdpa_ref.masks import rules as _rules
+from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those files list
+from sdpa_ref.masks.rules import *  # noqa: F403
 from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
 from sdpa_ref.state import AttentionState
@@ -47,26 +37,14 @@ __all__ = [
     "AttentionHead",
     "AttentionState",
     "BackendUnavailable",
-    "Causal",
-    "Chunked",
     "Dropout",
     "Embedding",
-    "FirstTokens",
     "Gradients",
-    "KeyLengths",
-    "KeyStarts",
     "Linear",
     "Mask",
-    "MaskFunction",
     "MultiHeadAttention",
-    "Packed",
-    "Prefix",
-    "QueryLengths",
-    "Segments",
     "SpatialAttention",
     "Stages",
-    "Tree",
-    "Window",
     "alibi_slopes",
     "get_num_threads",
     "load",
@@ -83,6 +61,8 @@ __all__ = [
     "sinusoidal_positions",
     "unpatchify",
 ]
+__all__ += _documents.__all__
+__all__ += _rules.__all__
 
 
 def set_num_threads(n: int) -> None:

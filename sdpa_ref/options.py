@@ -43,6 +43,21 @@ class Options(GradientOptions, StateOptions, total=False):
     """The keywords of `sdpa`."""
 
 
+class MapOptions(TypedDict, total=False):
+    """The keywords of a layer whose tokens are the positions of a map."""
+
+    mask: Any
+    bias: Any
+    dropout: Dropout | None
+    backend: str | None
+
+
+class LayerOptions(MapOptions, total=False):
+    """The keywords of a layer whose tokens stand in a row."""
+
+    query_offset: Any
+
+
 def spelled_out(options: Any, **defaults: Any) -> Callable[[_F], _F]:
     """Return a decorator that makes help() and `inspect.signature` list options that are taken by ``**options``."""
 

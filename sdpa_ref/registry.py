@@ -2,7 +2,6 @@
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, cast
 
 from sdpa_ref.backend import Backend, Problem
@@ -99,6 +98,7 @@ def _refusal(backend: Backend, problem: Problem, task: str) -> str | None:
 @cache
 def _entry_points() -> dict[str, Any]:
     from importlib.metadata import EntryPoint, entry_points
+    from importlib.util import find_spec
 
     own = {name: EntryPoint(name, module, GROUP) for name, module in _OWN.items()}  # there without metadata, too
     found: dict[str, Any] = {name: entry for name, entry in own.items() if find_spec(entry.value) is not None}

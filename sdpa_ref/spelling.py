@@ -83,16 +83,21 @@ def unknown_keyword(keywords: Mapping[str, Any], ours: tuple[str, ...] = OURS) -
     )
 
 
-def only_ours(options: dict[str, Any], ours: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options, or raise the error of the first that is not ours."""
-    unknown = {name: option for name, option in options.items() if name not in ours}
-    if unknown:
-        raise unknown_keyword(unknown, ours)
-    return options
+def known(options: Any, allowed: Any, ours: tuple[str, ...] = OURS) -> dict[str, Any]:
+    """Return the options, or raise the error of the first that is not declared in `allowed`."""
+    declared = allowed.__annotations__
+    if not options.keys() <= declared.keys():
+        raise unknown_keyword({name: option for name, option in options.items() if name not in declared}, ours)
+    kept: dict[str, Any] = options
+    return kept
+
+
+def known_to_layers(options: Any, allowed: Any) -> dict[str, Any]:
+    """Return the same for a layer, whose errors offer only what it takes."""
+    return known(options, allowed, tuple(allowed.__annotations__))
 
 
 def parted(options: Any, allowed: Any, backend: str | None = None) -> tuple[str | None, dict[str, Any]]:
     """Return the backend and the other options, or raise the error of the first that is not declared in `allowed`."""
-    if not options.keys() <= allowed.__annotations__.keys():
-        raise unknown_keyword({name: value for name, value in options.items() if name not in allowed.__annotations__})
-    return options.pop("backend", backend), options
+    rest = known(options, allowed)
+    return rest.pop("backend", backend), rest

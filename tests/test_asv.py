@@ -18,10 +18,11 @@ import pytest
 
 import sdpa_ref
 from sdpa_ref.bench.cases import CASES
+from sdpa_ref.bench.loops import LOOPS
 from sdpa_ref.testing import assert_close
 
 BENCHES = Path(__file__).parents[1] / "asv_benches"
-MODULES = ("forward", "gradients", "memory", "pairs", "peers", "startup")
+MODULES = ("calls", "forward", "gradients", "memory", "pairs", "peers", "startup")
 CHROMIUM = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=20000"
@@ -74,6 +75,7 @@ def test_cases_exist(benchmarks):
     for made in (benchmarks["gradients"].Gradients, benchmarks["memory"].Memory, benchmarks["forward"].MatrixRate):
         named |= {*made.params[1]}
     assert named <= {case.name for case in CASES}
+    assert {*benchmarks["calls"].LOOPS} <= {loop.name for loop in LOOPS}
 
 
 @pytest.mark.parametrize(

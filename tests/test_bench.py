@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import sdpa_ref
-from sdpa_ref.bench import clock, contenders, measure, process
+from sdpa_ref.bench import calls, clock, contenders, measure, process
 from sdpa_ref.bench.cases import CASES, Case, inputs, truth
+from sdpa_ref.bench.loops import LOOPS, Loop
 from sdpa_ref.cli import main
 
 PEERS = ("torch", "onnxruntime", "openvino", "jax")
@@ -55,7 +56,66 @@ def test_pairs_and_operations(mask, L, S, pairs):
 
 
 def test_names_are_unique():
-    assert len({case.name for case in CASES}) == len(CASES)
+    names = [each.name for each in (*CASES, *LOOPS)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=[loop.name for loop in LOOPS])
+def test_every_step_of_a_loop_is_right_for_everybody(loop):
+    for name in ("reference", *(["torch"] if find_spec("torch") else [])):
+        assert "reason" not in calls._judged(loop, calls._step(loop, name, 1)), name
+
+
+def test_a_loop_is_timed_as_it_is_and_at_one_length():
+    made = []
+
+    def ours(sdpa, data):
+        x = data.lengths[4]
+        return lambda i: made.append(i) or sdpa(x, x, x)
+
+    found = calls.measure(Loop("calls-three", 3, ours, ours), ["reference", "missing"], 1, 0.0)
+    mine = found["contenders"]["reference"]
+    assert 0 < mine["quartiles"][0] <= mine["median"]
+    assert mine["fixed"] > 0
+    assert "missing" in found["contenders"]["missing"]["reason"]
+    assert {0, 1, 2} == set(made)
+    middle = "".join(map(str, made))
+    assert "1" * 200 in middle  # the loop at one length
+    assert "012" * 60 in middle
+
+
+def test_a_wrong_step_is_not_timed():
+    right = LOOPS[0]
+    wrong = right._replace(ours=lambda sdpa, d: lambda i: 1.01 * right.ours(sdpa, d)(i))
+    step = calls._step(wrong, "reference", 1)
+    assert calls._judged(right, step)["wrong"]
+
+
+def test_loops_in_the_report(monkeypatch, capsys):
+    results = [
+        {"loop": "calls-decode", "contenders": {"reference": timed(4e-6) | {"fixed": 3.2e-6}, "torch": timed(8e-6)}},
+        {"loop": "calls-LHE", "contenders": {"reference": timed(4e-6), "torch": timed(3.2e-5)}},
+        {"loop": "calls-out", "contenders": {"reference": timed(5e-6), "torch": {"reason": "no", "wrong": False}}},
+    ]
+    orders = []
+    monkeypatch.setattr(process, "results", lambda order: orders.append(order) or iter(results))
+    assert main(["bench", "--backend", "reference", "--cases", "tiny,calls-*", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (orders[0]["cases"], orders[0]["calls"]) == (["tiny"], [loop.name for loop in LOOPS])
+    growing, layout, missing = found["calls"]
+    assert (growing["ratio"], growing["by_fixed"]) == (2.0, 1.25)
+    assert layout["ratio"] == 8.0
+    assert "by_fixed" not in layout
+    assert "ratio" not in missing
+    assert found["summary"]["calls"] == pytest.approx(4.0)
+    pytest.importorskip("rich")
+    assert main(["bench", "--backend", "reference", "--peers", "torch", "--cases", "calls-*"]) == 0
+    out = capsys.readouterr().out
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    assert lines[0] == ["loop", "reference us", "fixed", "torch us", "fixed", "torch / ours", "ours / fixed"]
+    assert lines[2] == ["calls-decode", "4.0", "3.2", "8.0", "-", "2.00", "1.25"]
+    assert "geometric mean of torch / ours, loops of calls: 4.00\n" in out
+    assert "- torch: no (calls-out)\n" in out
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "padding"])

@@ -59,7 +59,7 @@ def test_rule_24_weights_of_the_backward_pass_sum_to_1(gradient_backend, level):
             continue
         q, k, v = inputs((4, 40, 8), (2, 130, 8), (2, 130, 8), dtype=dtype)
         g = np.random.default_rng(1).uniform(0.5, 2, q.shape).astype(dtype)
-        bias, few = np.full((40, 130), level), 0.02 if np.dtype(dtype).itemsize == 2 else 3e-6
+        bias, few = np.full((40, 130), float(level)), 0.02 if np.dtype(dtype).itemsize == 2 else 3e-6
         for options in ({}, {"mask": Causal(), "query_offset": "end"}, {"mask": KeyLengths(77)}, {"softcap": 5.0}):
             got = sdpa_vjp(q, k, v, g, bias=bias, **options, backend=gradient_backend)
             np.testing.assert_allclose(shares(got, g), 1, rtol=few)

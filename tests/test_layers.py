@@ -1,5 +1,6 @@
 """Rules 25 to 29 of the semantics: what the layers compute, and what they refuse."""
 
+import inspect
 import math
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from sdpa_ref import (
     SpatialAttention,
     Window,
     patchify,
+    reference,
     sdpa,
     sdpa_weights,
     sinusoidal_positions,
@@ -370,3 +372,53 @@ def test_weights_of_a_layer_are_those_of_sdpa(backend):
     assert_same_bits(weights, sdpa_weights(q, k, bias=normal(5, 5, seed=3), layout="LHE", backend=backend))
     mixed = np.einsum("bhij,bjhe->bihe", weights, layer.value(x).reshape(2, 5, 3, 2)).reshape(2, 5, 6)
     agree(output, layer.output(mixed))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("L", [1, 3, 70])
+def test_output_and_weights_of_one_call_are_those_of_two(L, dtype, backend):
+    options = {"mask": Causal(), "dropout": Dropout(0.25, 3), "bias": normal(L, L, dtype=dtype), "backend": backend}
+    x = normal(2, L, 6, dtype=dtype)
+    layer = MultiHeadAttention(6, 3, rng=1, dtype=dtype)
+    heads = [part(x).reshape(2, L, 3, 2) for part in (layer.query, layer.key, layer.value)]
+    output, weights = layer.with_weights(x, **options)
+    assert_same_bits(output, layer.output(sdpa(*heads, layout="LHE", **options).reshape(2, L, 6)))
+    assert_same_bits(weights, sdpa_weights(*heads[:2], layout="LHE", **options))
+    head = AttentionHead(6, 5, rng=1, dtype=dtype)
+    query, key, value = (part(x)[:, None] for part in (head.query, head.key, head.value))
+    output, weights = head(x, **options)
+    assert_same_bits(output, sdpa(query, key, value, **options)[:, 0])
+    assert_same_bits(weights, sdpa_weights(query, key, **options)[:, 0])
+
+
+def test_a_layer_projects_and_asks_once(monkeypatch):
+    asked, projected = [], []
+    forward, project = reference.forward, Linear.__call__
+    monkeypatch.setattr(reference, "forward", lambda problem, want: asked.append(want) or forward(problem, want))
+    monkeypatch.setattr(Linear, "__call__", lambda layer, x: projected.append(layer) or project(layer, x))
+    x, context = normal(2, 5, 6), normal(2, 4, 6)
+    MultiHeadAttention(6, 3).with_weights(x, context, backend="reference")
+    assert (asked, len(projected)) == ([{"output", "weights"}], 4)
+    AttentionHead(6, 5)(x, context, backend="reference")
+    assert (asked[1:], len(projected)) == ([{"output", "weights"}], 7)
+    SpatialAttention(6, 3, 4).with_weights(normal(6, 2, 3), backend="reference")
+    assert asked[2:] == [{"output", "weights"}]
+
+
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (MultiHeadAttention, "x context mask bias query_offset dropout backend"),
+        (AttentionHead, "x context mask bias query_offset dropout backend"),
+        (SpatialAttention, "x mask bias dropout backend"),
+    ],
+)
+def test_signatures_of_layers_show_their_options(layer, names):
+    for call in (
+        layer.__call__,
+        layer.value_and_vjp,
+        *([layer.with_weights] if hasattr(layer, "with_weights") else []),
+    ):
+        parameters = list(inspect.signature(call).parameters.values())[1:]
+        assert sorted(each.name for each in parameters) == sorted(names.split())
+        assert all(each.default is None for each in parameters[1:])

@@ -2,12 +2,15 @@
 
 import itertools
 import operator
+import re
+from pathlib import Path
 
 import loopback_backend
 import numpy as np
 import pytest
 from naive import agree, attention, qkv, visible
 
+import sdpa_ref
 from sdpa_ref import (
     Causal,
     Chunked,
@@ -24,7 +27,13 @@ from sdpa_ref import (
     sdpa,
     sdpa_weights,
 )
+from sdpa_ref.cli.errors import UsageError
+from sdpa_ref.cli.mask_expression import parse_mask
+from sdpa_ref.masks import RULES
 from sdpa_ref.masks.looking import picture
+from sdpa_ref.testing.cases import BY_WORD, MASKS, case
+
+ROOT = Path(__file__).parent.parent
 
 N = [2, 6]  # a length for each of the two batch entries
 Q_IDS, K_IDS = [0, 0, 4, 4, 1], [4, 0, 0, 9, 9, 1, 1]
@@ -107,6 +116,21 @@ def test_rule_10_any_other_type_is_an_error(backend, dtype):
     hint = {"f": "bias=", "i": r"mask\.astype\(bool\)", "u": r"mask\.astype\(bool\)"}.get(dtype[0], "mask")
     with pytest.raises(TypeError, match=hint):
         sdpa(q, k, v, mask=np.ones((5, 7)).astype(dtype), backend=backend)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_11_every_mask_is_exported_defined_documented_drawn_parsed_and_tried(name):
+    assert getattr(sdpa_ref, name) is RULES[name]
+    assert name in sdpa_ref.__all__
+    assert name in {entry.partition(",")[0] for entry in TABLE}
+    rows = (ROOT / "docs/semantics.md").read_text(encoding="utf-8").splitlines()
+    assert any(re.match(rf"\| .*`{name}\(", row) for row in rows)
+    assert re.search(rf">>> print\(.*{name}\(.*\.show\(", RULES[name].__doc__)
+    (word,) = (word for word, rule in BY_WORD.items() if rule is RULES[name])
+    assert word in MASKS
+    assert name in repr(case(0, L=5, S=7, mask=(word,)).options["mask"])
+    with pytest.raises(UsageError, match=f"{name} (must be called|takes a Python function)"):
+        parse_mask(name)
 
 
 @pytest.mark.parametrize("offset", OFFSETS, ids=str)

@@ -98,7 +98,7 @@ def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
         raise TypeError(f"sink must be real numbers, got {array.dtype}")
     if array.shape not in ((), (Hq,)):
         raise ValueError(f"sink must be a number or have shape (Hq,) = ({Hq},), got {array.shape}")
-    logits = array.astype(np.float64) if array.ndim else np.full((Hq,), float(array))
+    logits = array.astype(np.float64) if array.ndim else np.broadcast_to(array.astype(np.float64), (Hq,))
     if array.dtype.itemsize > acc_dtype.itemsize or array.dtype.kind in "iu":  # else its type has no larger numbers
         most = float(np.finfo(acc_dtype).max)
         logits = np.where(np.isinf(logits), logits, np.minimum(np.maximum(logits, -most), most))

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from sdpa_ref.bench import calls
 from sdpa_ref.bench.cases import CASES
 from sdpa_ref.bench.clock import memory_rate
+from sdpa_ref.bench.loops import LOOPS
 from sdpa_ref.bench.measure import measure, peak_memory
 
 
@@ -20,6 +22,10 @@ def _work(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for case in cases:
         names = order["backends"] + (order["peers"] if case.peers else [])
         yield measure(case, names, threads, order["seconds"])
+    for loop in LOOPS:
+        if loop.name in order["calls"]:
+            peers = [peer for peer in order["peers"] if peer in calls.PEERS]
+            yield calls.measure(loop, order["backends"] + peers, threads, order["seconds"])
     if any(case.L == 1 for case in cases):
         yield {"memory_rate": memory_rate(threads)}
 

@@ -115,6 +115,8 @@ def notes(report: dict[str, Any]) -> list[str]:
     for name, mean in found["geometric_mean"].items():
         if mean is not None:
             lines.append(f"geometric mean of best peer / ours, {name}: {mean:.2f}")
+    if found["calls"] is not None:
+        lines.append(f"geometric mean of torch / ours, loops of calls: {found['calls']:.2f}")
     for case, ratio in found["full_by_causal"].items():
         lines.append(f"time of {case} / time of {case}-causal: {ratio:.2f}")
     for L, ratio in found["window_by_linear"].items():
@@ -129,10 +131,10 @@ def notes(report: dict[str, Any]) -> list[str]:
             extra, packed = (peak[name] / 2**20 for name in ("extra", "packed"))
             lines.append(f"{what}: {extra:.1f} MiB, where a copy of K and V is {packed:.1f} MiB")
     refused: dict[str, list[str]] = {}
-    for row in report["cases"]:
+    for row in (*report["cases"], *report["calls"]):
         for name, contender in row["contenders"].items():
             if "reason" in contender:
-                refused.setdefault(f"{name}: {contender['reason']}", []).append(row["case"])
+                refused.setdefault(f"{name}: {contender['reason']}", []).append(row.get("case") or row["loop"])
     return lines + [f"- {reason} ({', '.join(cases)})" for reason, cases in refused.items()]
 
 

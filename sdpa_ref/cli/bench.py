@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   sdpa-ref bench
   sdpa-ref bench --peers torch,onnxruntime --cases "prefill-*,decode*" --out ratios.png
   sdpa-ref bench --peers "" --cases tiny --seconds 0.2 --json
+  sdpa-ref bench --cases "calls-*" --peers torch
   sdpa-ref bench --cases "" --memory
 
 The documentation says under "Performance" what the cases are and how they are measured."""
@@ -87,15 +88,16 @@ def run(options: argparse.Namespace) -> int:
         chart = io.BytesIO()
         report.chart(result, chart)
         write(options.out, chart.getvalue())
-    wrong = [name for name in result["backends"] for row in result["cases"] if row["contenders"][name].get("wrong")]
+    rows = (*result["cases"], *result["calls"])
+    wrong = [name for name in result["backends"] for row in rows if row["contenders"][name].get("wrong")]
     return 1 if wrong else 0
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that was asked for, ready for JSON; tell how far it is on the error stream."""
-    from sdpa_ref.bench import process, report
+    from sdpa_ref.bench import calls, process, report
 
-    cases, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
+    names, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
     processor = collect()["processor"]
     threads = options.threads or processor["logical processors"]
     if threads > processor["logical processors"]:
@@ -103,15 +105,24 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
     memory_rate: float | None = None
-    order = {"cases": cases, "backends": backends, "peers": peers, "threads": threads, "seconds": options.seconds}
+    loops: list[dict[str, Any]] = []
+    order = {
+        "cases": [name for name in names if not name.startswith("calls-")],
+        "calls": [name for name in names if name.startswith("calls-")],
+        "backends": backends, "peers": peers, "threads": threads, "seconds": options.seconds,
+    }  # fmt: skip
     try:
-        for found in process.results(order) if cases else ():
+        for found in process.results(order) if names else ():
             if "memory_rate" in found:
                 memory_rate = found["memory_rate"]
                 continue
-            rows.append(report.judged(found, backends[0], peers))
-            times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(rows[-1]).items())
-            print(f"{len(rows)}/{len(cases)} {found['case']}: {times or 'nobody'}", file=sys.stderr)
+            if "loop" in found:
+                loops.append(calls.compared(found, backends[0]))
+            else:
+                rows.append(report.judged(found, backends[0], peers))
+            times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(found).items())
+            name = found.get("case") or found["loop"]
+            print(f"{len(rows) + len(loops)}/{len(names)} {name}: {times or 'nobody'}", file=sys.stderr)
         for backend in backends if options.memory else ():
             memory += process.results({"memory": options.memory, "backend": backend, "threads": threads})
     except RuntimeError as error:
@@ -121,7 +132,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "backends": backends,
         "peers": peers,
         "cases": rows,
-        "summary": report.summary(rows, backends[0]),
+        "calls": loops,
+        "summary": report.summary(rows, backends[0]) | {"calls": calls.mean(loops)},
         "memory_rate": memory_rate,
         "memory": memory,
     }
@@ -130,10 +142,18 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from sdpa_ref.bench import report
+    from sdpa_ref.bench import calls, report
 
-    if result["cases"]:  # 200 columns, whatever the terminal has: a table that is cut off is of no use
-        Console(width=200, markup=False, emoji=False, highlight=False).print(report.table(result))
+    # 200 columns, whatever the terminal has: a table that is cut off is of no use
+    console = Console(width=200, markup=False, emoji=False, highlight=False)
+    if result["cases"]:
+        console.print(report.table(result))
+    if result["calls"]:
+        console.print(
+            calls.table(
+                result["calls"], [*result["backends"], *(peer for peer in result["peers"] if peer in calls.PEERS)]
+            )
+        )
     print(*report.notes(result), report.caption(result), sep="\n")
 
 
@@ -149,8 +169,9 @@ def _drawable(options: argparse.Namespace) -> None:
 
 def _cases(patterns: Sequence[str]) -> list[str]:
     from sdpa_ref.bench.cases import CASES
+    from sdpa_ref.bench.loops import LOOPS
 
-    names = [case.name for case in CASES]
+    names = [each.name for each in (*CASES, *LOOPS)]
     for pattern in patterns:
         if pattern != "all" and not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--cases: no case is called {pattern!r}; there are {', '.join(names)}")

@@ -63,7 +63,7 @@ def collect() -> dict[str, dict[str, Any]]:
         },
     }
     for name, state in found["backends"].items():
-        if state == "usable" and hasattr(sdpa_ref.load(name), "details"):
+        if state == "usable" and "details" in sdpa_ref.load(name).TASKS:
             found[name] = sdpa_ref.load(name).details()
     return found
 

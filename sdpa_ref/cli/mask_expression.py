@@ -8,22 +8,7 @@ from typing import Any
 from sdpa_ref import masks
 from sdpa_ref.cli.errors import UsageError
 
-MASKS: dict[str, type[masks.Mask]] = {
-    mask.__name__: mask
-    for mask in (
-        masks.Causal,
-        masks.Chunked,
-        masks.FirstTokens,
-        masks.KeyLengths,
-        masks.KeyStarts,
-        masks.Packed,
-        masks.Prefix,
-        masks.QueryLengths,
-        masks.Segments,
-        masks.Tree,
-        masks.Window,
-    )
-}
+MASKS = {name: masks.RULES[name] for name in sorted(masks.RULES) if name != "MaskFunction"}  # that takes a function
 _DEEPEST = 100  # operators within operators; what walks through a mask calls itself for each
 _MOST_AXES = 16  # of a list; the masks add some, and NumPy ends at 32
 

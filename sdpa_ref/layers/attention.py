@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
-from sdpa_ref.api import sdpa, sdpa_weights, sdpa_with_vjp
+from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import Gradients
-from sdpa_ref.dropout import Dropout
-from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts, sdpa_alone
+from sdpa_ref.layers.attend import sdpa_and_weights
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
 from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
-from sdpa_ref.spelling import only_ours, unknown_keyword
+from sdpa_ref.options import LayerOptions, spelled_out
+from sdpa_ref.spelling import known_to_layers
 
 _PROJECTIONS = ("query", "key", "value")
-_OPTIONS = ("mask", "bias", "query_offset", "dropout", "backend")
 _FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
 _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
 
@@ -70,18 +70,8 @@ class AttentionHead(Layer):
     ) -> None:
         self._draw(rng, dtype, bias, hidden_size=hidden_size, attention_head_size=attention_head_size)
 
-    def __call__(
-        self,
-        x: Any,
-        context: Any = None,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        query_offset: Any = None,
-        dropout: Dropout | None = None,
-        backend: str | None = None,
-        **unknown: Never,
-    ) -> tuple[Array, Array]:
+    @spelled_out(LayerOptions)
+    def __call__(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Array]:
         """Return the attention output and the attention probabilities.
 
         Parameters
@@ -100,28 +90,22 @@ class AttentionHead(Layer):
         attention_probs : array, shape (..., L, S)
             After dropout where it is given.
         """
-        if unknown:
-            raise unknown_keyword(unknown, _OPTIONS)
-        options = {"mask": mask, "bias": bias, "query_offset": query_offset, "dropout": dropout, "backend": backend}
-        (query, key, value), _ = self._heads(x, context)
-        output, weights = sdpa(query, key, value, **options), sdpa_weights(query, key, **options)
+        given = known_to_layers(options, LayerOptions)
+        output, weights = sdpa_and_weights(*map(_one_head, _projected(self, x, context)), **given)
         return output[..., 0, :, :], weights[..., 0, :, :]
 
-    def value_and_vjp(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Vjp]:
+    @spelled_out(LayerOptions)
+    def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
         """Return the attention output, and the function that gives its gradients: see `MultiHeadAttention`."""
-        options = only_ours(options, _OPTIONS)
-        heads, to_tokens = self._heads(x, context)
-        output, to_heads = sdpa_with_vjp(*heads, **options)
+        given = known_to_layers(options, LayerOptions)
+        projected, to_tokens = _projected_and_vjp(self, x, context)
+        output, to_heads = sdpa_with_vjp(*map(_one_head, projected), **given)
         output = output[..., 0, :, :]
 
         def vjp(grad_value: Any) -> LayerGradients:
             return to_tokens(to_heads(checked_gradient(grad_value, output.shape)[..., None, :, :]))
 
         return output, vjp
-
-    def _heads(self, x: Any, context: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
-        """Return query, key and value, ``(..., 1, length, E)``, and what takes their gradients to the tokens."""
-        return _project(self, x, context, lambda y: y[..., None, :, :])
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -190,18 +174,8 @@ class MultiHeadAttention(Layer):
             entries = _unfused(checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})[0])
         return super().from_state_dict(entries, **sizes)
 
-    def __call__(
-        self,
-        x: Any,
-        context: Any = None,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        query_offset: Any = None,
-        dropout: Dropout | None = None,
-        backend: str | None = None,
-        **unknown: Never,
-    ) -> Array:
+    @spelled_out(LayerOptions)
+    def __call__(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> Array:
         """Return the attention of the tokens `x` over those of `context`.
 
         Parameters
@@ -219,15 +193,17 @@ class MultiHeadAttention(Layer):
         array, shape (..., L, hidden_size)
             In the common type of inputs and weights.
         """
-        options = {"mask": mask, "bias": bias, "query_offset": query_offset, "dropout": dropout, "backend": backend}
-        return self._attend(sdpa_alone, x, context, options | unknown)[0]
+        given = known_to_layers(options, LayerOptions)
+        query, key, value = map(self._heads, _projected(self, x, context))
+        return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
 
-    def value_and_vjp(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Vjp]:
+    @spelled_out(LayerOptions)
+    def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
         """Return the output, the same bits as a call, and the function that gives its gradients.
 
         Parameters
         ----------
-        x, context, **options
+        x, context, mask, bias, query_offset, dropout, backend
             As in a call of the layer; the backend is one that has gradients.
 
         Returns
@@ -250,14 +226,25 @@ class MultiHeadAttention(Layer):
         >>> bool((layer(x) ** 2).sum() < (value**2).sum()), gradients.x.shape
         (True, (2, 5, 48))
         """
-        return self._attend(sdpa_with_vjp, x, context, options)
+        given = known_to_layers(options, LayerOptions)
+        projected, to_tokens = _projected_and_vjp(self, x, context)
+        attended, to_heads = sdpa_with_vjp(*map(self._heads, projected), layout="LHE", **given)
+        value, to_attended = self.output.value_and_vjp(self._joined(attended))
 
-    def with_weights(self, x: Any, context: Any = None, **options: Any) -> tuple[Array, Array]:
+        def vjp(grad_value: Any) -> LayerGradients:
+            output = to_attended(grad_value)
+            tokens = to_tokens(to_heads(output.x.reshape(attended.shape)))
+            return tokens._replace(weights=tokens.weights | of_parts(output=output))
+
+        return value, vjp
+
+    @spelled_out(LayerOptions)
+    def with_weights(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Array]:
         """Return the output, the same bits as without, and the attention weights.
 
         Parameters
         ----------
-        x, context, **options
+        x, context, mask, bias, query_offset, dropout, backend
             As in a call of the layer.
 
         Returns
@@ -266,29 +253,18 @@ class MultiHeadAttention(Layer):
         weights : array, shape (..., H, L, S)
             After dropout where it is given.
         """
-        output = self(x, context, **options)
-        (query, key, _), _ = self._heads(x, context)
-        return output, sdpa_weights(query, key, layout="LHE", **options)
+        given = known_to_layers(options, LayerOptions)
+        query, key, value = map(self._heads, _projected(self, x, context))
+        attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
+        return self.output(self._joined(attended)), weights
 
-    def _attend(self, attend: Callable[..., Any], x: Any, context: Any, options: dict[str, Any]) -> tuple[Array, Vjp]:
-        """Return the output, and the function of its gradients, which `attend` must give for attention."""
-        options = only_ours(options, _OPTIONS)
-        heads, to_tokens = self._heads(x, context)
-        attended, to_heads = attend(*heads, layout="LHE", **options)
-        shape = attended.shape
-        value, to_attended = self.output.value_and_vjp(attended.reshape(*shape[:-2], self.hidden_size))
+    def _heads(self, y: Array) -> Array:
+        """Return projected tokens as ``(..., length, H, E)``."""
+        return y.reshape(*y.shape[:-1], self.num_heads, self.hidden_size // self.num_heads)
 
-        def vjp(grad_value: Any) -> LayerGradients:
-            output = to_attended(grad_value)
-            tokens = to_tokens(to_heads(output.x.reshape(shape)))
-            return tokens._replace(weights=tokens.weights | of_parts(output=output))
-
-        return value, vjp
-
-    def _heads(self, x: Any, context: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
-        """Return query, key and value, ``(..., length, H, E)``, and what takes their gradients to the tokens."""
-        width = self.hidden_size // self.num_heads
-        return _project(self, x, context, lambda y: y.reshape(*y.shape[:-1], self.num_heads, width))
+    def _joined(self, attended: Array) -> Array:
+        """Return the output of the heads side by side."""
+        return attended.reshape(*attended.shape[:-2], self.hidden_size)
 
     def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
         hidden_size, num_heads = sizes["hidden_size"], sizes["num_heads"]
@@ -297,13 +273,31 @@ class MultiHeadAttention(Layer):
         super()._fill(arrays, sizes)
 
 
-def _project(
-    layer: AttentionHead | MultiHeadAttention, x: Any, context: Any, split: Callable[[Array], Array]
-) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
-    """Return query, key and value, split into heads, and the function that takes their gradients to the tokens."""
+def _one_head(y: Array) -> Array:
+    """Return projected tokens with the head axis, ``(..., 1, length, E)``."""
+    return y[..., None, :, :]
+
+
+def _tokens(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array]:
+    """Return the tokens that ask and those that answer."""
     x = checked_input("x", x, "L hidden_size", hidden_size=layer.hidden_size)
+    if context is None:
+        return x, x
+    return x, checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
+
+
+def _projected(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array, Array]:
+    """Return query, key and value, their heads side by side."""
+    x, context = _tokens(layer, x, context)
+    return layer.query(x), layer.key(context), layer.value(context)
+
+
+def _projected_and_vjp(
+    layer: AttentionHead | MultiHeadAttention, x: Any, context: Any
+) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
+    """Return query, key and value, and the function that takes the gradients of their heads to the tokens."""
     alone = context is None
-    context = x if alone else checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
+    x, context = _tokens(layer, x, context)
     projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
 
     def vjp(heads: Gradients) -> LayerGradients:
@@ -313,7 +307,7 @@ def _project(
         weights, total = of_parts(query=query, key=key, value=value), key.x + value.x
         return LayerGradients(query.x + total if alone else query.x, None if alone else total, weights, heads.bias)
 
-    return [split(y) for y, _ in projected], vjp
+    return [y for y, _ in projected], vjp
 
 
 def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 
 
@@ -63,8 +62,3 @@ def affine(layer: Any, x: Array, grad: Array) -> dict[str, Array]:
 def of_parts(**parts: LayerGradients) -> dict[str, Array]:
     """Return the gradients by the weights of layers within a layer, under their full names."""
     return {f"{part}.{name}": array for part, gradients in parts.items() for name, array in gradients.weights.items()}
-
-
-def sdpa_alone(*arrays: Array, **options: Any) -> tuple[Array, None]:
-    """Return what `sdpa_with_vjp` does, less the function of the gradients, for which work would have to be kept."""
-    return sdpa(*arrays, **options), None

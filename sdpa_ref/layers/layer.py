@@ -10,8 +10,6 @@ import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array
-from sdpa_ref.files import replacing
-from sdpa_ref.layers.files import read, safetensors
 from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, shape_of
 
 
@@ -74,6 +72,8 @@ class Layer:
         ValueError
             Where the file has another format, or its entries are not the layer's; the message lists all that is wrong.
         """
+        from sdpa_ref.layers.files import read  # only files need what it imports
+
         entries = read(path)
         try:
             return cls.from_state_dict(entries, **sizes)
@@ -105,6 +105,9 @@ class Layer:
         OSError
             There is no such folder, no space, or `path` is write-protected or no regular file.
         """
+        from sdpa_ref.files import replacing
+        from sdpa_ref.layers.files import safetensors
+
         contiguous = {  # the format's writer copies memory as it lies
             name: np.ascontiguousarray(array, array.dtype.newbyteorder("="))
             for name, array in self.state_dict().items()

@@ -1,11 +1,12 @@
 """Affine maps: of the last axis, and of the channels of a feature map."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sdpa_ref.arrays import Array, accumulation_dtype, result_dtype
+from sdpa_ref.arrays import Array, accumulation_dtype, as_array, result_dtype
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, affine, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
@@ -57,23 +58,27 @@ class Linear(Layer):
     ) -> None:
         self._draw(rng, dtype, bias, in_features=in_features, out_features=out_features)
 
+    @ieee
     def __call__(self, x: Any) -> Array:
         """Return the map of `x`, ``(..., in_features)`` to ``(..., out_features)``."""
-        return self.value_and_vjp(x)[0]
-
-    @ieee
-    def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
-        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
-        given = checked_input("x", x, "in_features", in_features=self.in_features)
-        dtype, x, weight, bias = _widened(given, self.weight, self.bias)
+        x = checked_input("x", x, "in_features", in_features=self.in_features)
+        dtype, x, weight, bias = _widened(x, self.weight, self.bias)
         with np.errstate(all="ignore"):
             y = x @ weight.T
-            y = (y if bias is None else y + bias).astype(dtype, copy=False)
-        shape = y.shape
+            if bias is not None:
+                y += bias
+            return y.astype(dtype, copy=False)
 
+    def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
+        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
+        given = as_array("x", x)
+        y = self(given)
+
+        @ieee
         def vjp(grad_value: Any) -> LayerGradients:
+            _, x, weight, _ = _widened(given, self.weight, self.bias)
             with np.errstate(all="ignore"):
-                grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False)
+                grad = checked_gradient(grad_value, y.shape).astype(x.dtype, copy=False)
                 weights = affine(self, x.reshape(-1, self.in_features), grad.reshape(-1, self.out_features))
                 return LayerGradients(like(grad @ weight, given), None, weights)
 
@@ -115,24 +120,29 @@ class Conv1x1(Layer):
     ) -> None:
         self._draw(rng, dtype, bias, in_channels=in_channels, out_channels=out_channels)
 
+    @ieee
     def __call__(self, x: Any) -> Array:
         """Return the map of `x`, ``(..., in_channels, h, w)`` to ``(..., out_channels, h, w)``."""
-        return self.value_and_vjp(x)[0]
+        x = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)
+        dtype, x, weight, bias = _widened(x, self.weight[:, :, 0, 0], self.bias)
+        *lead, channels, h, w = x.shape
+        with np.errstate(all="ignore"):
+            y = weight @ x.reshape(*lead, channels, h * w)
+            if bias is not None:
+                y += bias[:, None]
+            return y.reshape(*lead, self.out_channels, h, w).astype(dtype, copy=False)
 
-    @ieee
     def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
         """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
-        given = checked_input("x", x, "in_channels h w", in_channels=self.in_channels)
-        dtype, x, weight, bias = _widened(given, self.weight[:, :, 0, 0], self.bias)
-        *lead, channels, h, w = x.shape
-        x, shape = x.reshape(*lead, channels, h * w), (*lead, self.out_channels, h, w)
-        with np.errstate(all="ignore"):
-            y = (weight @ x).reshape(shape)
-            y = (y if bias is None else y + bias[:, None, None]).astype(dtype, copy=False)
+        given = as_array("x", x)
+        y = self(given)
 
+        @ieee
         def vjp(grad_value: Any) -> LayerGradients:
+            _, x, weight, _ = _widened(given, self.weight[:, :, 0, 0], self.bias)
             with np.errstate(all="ignore"):
-                grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False).reshape(*shape[:-2], h * w)
+                grad = checked_gradient(grad_value, y.shape).astype(x.dtype, copy=False)
+                x, grad = (array.reshape(*array.shape[:-2], -1) for array in (x, grad))
                 weights = affine(self, *(np.moveaxis(a, -2, -1).reshape(-1, a.shape[-2]) for a in (x, grad)))
                 return LayerGradients(like(weight.T @ grad, given), None, weights)
 
@@ -141,7 +151,16 @@ class Conv1x1(Layer):
 
 def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:
     """Return the type of the result, and the arrays in the type in which it is summed."""
-    given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
-    dtype = result_dtype(**{name: array.dtype for name, array in given.items()})
-    wide = [array.astype(accumulation_dtype(dtype), copy=False) for array in given.values()]
-    return dtype, *wide, *([None] if bias is None else [])
+    dtype, wide, alike = _types(x.dtype, weight.dtype, None if bias is None else bias.dtype)
+    if alike:
+        return dtype, x, weight, bias
+    return dtype, *(None if array is None else array.astype(wide, copy=False) for array in (x, weight, bias))
+
+
+@lru_cache(maxsize=64)
+def _types(x: Any, weight: Any, bias: Any) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
+    """Return the common type of x, weight and bias, that in which the result is summed, and whether all are of it."""
+    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    dtype = result_dtype(**given)
+    wide = accumulation_dtype(dtype)
+    return dtype, wide, all(own == wide for own in given.values())

@@ -1,21 +1,20 @@
 """Attention over images: between the positions of a feature map, and images as rows of patches."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from sdpa_ref._problem.checks import checked_shape, checked_sizes
-from sdpa_ref.api import sdpa_weights, sdpa_with_vjp
+from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
-from sdpa_ref.backend import Gradients
-from sdpa_ref.dropout import Dropout
-from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts, sdpa_alone
+from sdpa_ref.layers.attend import sdpa_and_weights
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1
 from sdpa_ref.layers.weights import Axes, checked_input
-from sdpa_ref.spelling import only_ours
+from sdpa_ref.options import MapOptions, spelled_out
+from sdpa_ref.spelling import known_to_layers
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -67,16 +66,8 @@ class SpatialAttention(Layer):
     ) -> None:
         self._draw(rng, dtype, False, dim=dim, heads=heads, dim_head=dim_head)
 
-    def __call__(
-        self,
-        x: Any,
-        *,
-        mask: Any = None,
-        bias: Any = None,
-        dropout: Dropout | None = None,
-        backend: str | None = None,
-        **unknown: Never,
-    ) -> Array:
+    @spelled_out(MapOptions)
+    def __call__(self, x: Any, **options: Unpack[MapOptions]) -> Array:
         """Return the attention of the map over itself.
 
         Parameters
@@ -92,19 +83,34 @@ class SpatialAttention(Layer):
         array, shape (..., dim, h, w)
             In the common type of input and weights.
         """
-        options = {"mask": mask, "bias": bias, "dropout": dropout, "backend": backend}
-        return self._attend(sdpa_alone, x, options | unknown)[0]
+        given = known_to_layers(options, MapOptions)
+        qkv = self._qkv(x)
+        return self.to_out(self._map(sdpa(*self._heads(qkv), **given), qkv))
 
-    def value_and_vjp(self, x: Any, **options: Any) -> tuple[Array, Vjp]:
+    @spelled_out(MapOptions)
+    def value_and_vjp(self, x: Any, **options: Unpack[MapOptions]) -> tuple[Array, Vjp]:
         """Return the output, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
-        return self._attend(sdpa_with_vjp, x, options)
+        given = known_to_layers(options, MapOptions)
+        qkv, to_x = self.to_qkv.value_and_vjp(self._checked(x))
+        attended, to_heads = sdpa_with_vjp(*self._heads(qkv), **given)
+        value, to_attended = self.to_out.value_and_vjp(self._map(attended, qkv))
+        shape = attended.swapaxes(-1, -2).shape
 
-    def with_weights(self, x: Any, **options: Any) -> tuple[Array, Array]:
+        def vjp(grad_value: Any) -> LayerGradients:
+            out = to_attended(grad_value)
+            heads = to_heads(out.x.reshape(shape).swapaxes(-1, -2))
+            of_qkv = to_x(np.stack(heads[:3], -4).swapaxes(-1, -2).reshape(qkv.shape))
+            return LayerGradients(of_qkv.x, None, of_parts(to_qkv=of_qkv, to_out=out), heads.bias)
+
+        return value, vjp
+
+    @spelled_out(MapOptions)
+    def with_weights(self, x: Any, **options: Unpack[MapOptions]) -> tuple[Array, Array]:
         """Return the output, the same bits as without, and the attention weights.
 
         Parameters
         ----------
-        x, **options
+        x, mask, bias, dropout, backend
             As in a call of the layer.
 
         Returns
@@ -113,39 +119,28 @@ class SpatialAttention(Layer):
         weights : array, shape (..., heads, h * w, h * w)
             After dropout where it is given.
         """
-        output = self(x, **options)
-        (query, key, _), _ = self._heads(x)
-        return output, sdpa_weights(query, key, **options)
+        given = known_to_layers(options, MapOptions)
+        qkv = self._qkv(x)
+        attended, weights = sdpa_and_weights(*self._heads(qkv), **given)
+        return self.to_out(self._map(attended, qkv)), weights
 
-    def _attend(self, attend: Callable[..., Any], x: Any, options: dict[str, Any]) -> tuple[Array, Vjp]:
-        """Return the output, and the function of its gradients, which `attend` must give for attention."""
-        options = only_ours(options, ("mask", "bias", "dropout", "backend"))
-        heads, to_map = self._heads(x)
-        attended, to_heads = attend(*heads, **options)
-        channels = attended.swapaxes(-1, -2)
-        shape = channels.shape
-        joined = channels.reshape(*shape[:-3], self.heads * self.dim_head, *np.shape(x)[-2:])
-        value, to_attended = self.to_out.value_and_vjp(joined)
+    def _checked(self, x: Any) -> Array:
+        return checked_input("x", x, "dim h w", dim=self.dim)
 
-        def vjp(grad_value: Any) -> LayerGradients:
-            out = to_attended(grad_value)
-            of_heads = to_heads(out.x.reshape(shape).swapaxes(-1, -2))
-            qkv = to_map(of_heads)
-            return LayerGradients(qkv.x, None, of_parts(to_qkv=qkv, to_out=out), of_heads.bias)
+    def _qkv(self, x: Any) -> Array:
+        """Return the channels of queries, keys and values, ``(..., 3 * heads * dim_head, h, w)``."""
+        return self.to_qkv(self._checked(x))
 
-        return value, vjp
-
-    def _heads(self, x: Any) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
-        """Return query, key and value, ``(..., heads, h * w, dim_head)``, and what takes their gradients to the map."""
-        qkv, to_map = self.to_qkv.value_and_vjp(checked_input("x", x, "dim h w", dim=self.dim))
-        *lead, channels, h, w = qkv.shape
-
-        def vjp(heads: Gradients) -> LayerGradients:
-            together = np.stack(heads[:3], -4).swapaxes(-1, -2)
-            return to_map(together.reshape(*lead, channels, h, w))
-
+    def _heads(self, qkv: Array) -> list[Array]:
+        """Return query, key and value, ``(..., heads, h * w, dim_head)``."""
+        *lead, _, h, w = qkv.shape
         tokens = qkv.reshape(*lead, 3, self.heads, self.dim_head, h * w).swapaxes(-1, -2)
-        return [tokens[..., part, :, :, :] for part in range(3)], vjp
+        return [tokens[..., part, :, :, :] for part in range(3)]
+
+    def _map(self, attended: Array, qkv: Array) -> Array:
+        """Return the output of the heads as channels of a map."""
+        *lead, _, h, w = qkv.shape
+        return attended.swapaxes(-1, -2).reshape(*lead, self.heads * self.dim_head, h, w)
 
 
 def patchify(image: Any, patch: int) -> Array:

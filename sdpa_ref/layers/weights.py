@@ -95,10 +95,8 @@ def _told(shapes: list[tuple[str, tuple[int, ...]]], given: Mapping[str, int]) -
 def checked_input(name: str, value: Any, axes: str, **sizes: int) -> Array:
     """Return `value` as an array whose last axes are these."""
     array, wanted = as_array(name, value), axes.split()
-    if array.ndim < len(wanted) or any(
-        sizes.get(axis, length) != length
-        for axis, length in zip(wanted, array.shape[array.ndim - len(wanted) :], strict=True)
-    ):
+    lengths = array.shape[-len(wanted) :]
+    if len(lengths) < len(wanted) or lengths != tuple(map(sizes.get, wanted, lengths)):
         numbers = ", ".join(str(sizes.get(axis, axis)) for axis in wanted)
         raise ValueError(f"{name} must have shape (..., {', '.join(wanted)}) = (..., {numbers}), got {array.shape}")
     return array

@@ -4,49 +4,30 @@
 `band` or `intervals`; `positions` says where the queries stand, `looking` shows a mask, `checks` has the errors.
 """
 
+from sdpa_ref.masks import documents, rules
 from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, leaves
 from sdpa_ref.masks.band import FAR, Band
-from sdpa_ref.masks.documents import Packed, Segments, Tree
+from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those files list
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Intervals
 from sdpa_ref.masks.positions import place_queries
 from sdpa_ref.masks.reduction import Normal, normal
-from sdpa_ref.masks.rules import (
-    Causal,
-    Chunked,
-    FirstTokens,
-    KeyLengths,
-    KeyStarts,
-    MaskFunction,
-    Prefix,
-    QueryLengths,
-    Window,
-)
+from sdpa_ref.masks.rules import *  # noqa: F403
 
 __all__ = [
     "FAR",
     "RULES",
     "Band",
     "BooleanArray",
-    "Causal",
-    "Chunked",
-    "FirstTokens",
     "Grid",
     "Intervals",
-    "KeyLengths",
-    "KeyStarts",
     "Mask",
-    "MaskFunction",
     "Normal",
-    "Packed",
-    "Prefix",
-    "QueryLengths",
-    "Segments",
-    "Tree",
-    "Window",
     "as_mask",
     "joined",
     "leaves",
     "normal",
     "place_queries",
 ]
+__all__ += documents.__all__
+__all__ += rules.__all__

@@ -10,6 +10,8 @@ from sdpa_ref.masks.checks import broadcasts, integers, last_axis, lengths, put
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Bound, Rows
 
+__all__ = ["Packed", "Segments", "Tree"]
+
 
 @rule
 class Segments(Mask):

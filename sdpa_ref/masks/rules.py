@@ -12,6 +12,10 @@ from sdpa_ref.masks.band import FAR, Band
 from sdpa_ref.masks.checks import broadcasts, count, fits, lengths, put
 from sdpa_ref.masks.grid import Grid
 
+__all__ = [
+    "Causal", "Chunked", "FirstTokens", "KeyLengths", "KeyStarts", "MaskFunction", "Prefix", "QueryLengths",
+    "Window",
+]  # fmt: skip
 _ABSENT: Any = ...  # no default, but an error that says what to write
 
 
@@ -101,6 +105,14 @@ class KeyLengths(_PerEntry):
     ----------
     n : int or array of int
         Valid keys, in [0, S]; an array broadcasts to the batch axes.
+
+    Examples
+    --------
+    >>> print(KeyLengths(2).show(3, 4))
+        0123
+      0 ##..
+      1 ##..
+      2 ##..
     """
 
     n: Any
@@ -117,6 +129,14 @@ class KeyStarts(_PerEntry):
     ----------
     n : int or array of int
         Padding keys, in [0, S]; an array broadcasts to the batch axes.
+
+    Examples
+    --------
+    >>> print(KeyStarts(1).show(3, 4))
+        0123
+      0 .###
+      1 .###
+      2 .###
     """
 
     n: Any
@@ -133,6 +153,14 @@ class QueryLengths(_PerEntry):
     ----------
     n : int or array of int
         Valid queries, in [0, L]; an array broadcasts to the batch axes.
+
+    Examples
+    --------
+    >>> print(QueryLengths(2).show(3, 4))
+        0123
+      0 ####
+      1 ####
+      2 ....
     """
 
     n: Any
@@ -150,6 +178,15 @@ class Prefix(_PerEntry):
     ----------
     n : int or array of int
         Length of the prefix, in [0, S]; an array broadcasts to the batch axes.
+
+    Examples
+    --------
+    >>> print(Prefix(2).show(4, 4))
+        0123
+      0 ##..
+      1 ##..
+      2 ###.
+      3 ####
     """
 
     n: Any
@@ -200,6 +237,14 @@ class FirstTokens(Mask):
     Notes
     -----
     The "attention sinks" of streaming models: ``Window(w, 0) | FirstTokens(4) & Causal()``.
+
+    Examples
+    --------
+    >>> print(FirstTokens(2).show(3, 4))
+        0123
+      0 ##..
+      1 ##..
+      2 ##..
     """
 
     n: int

@@ -1,12 +1,14 @@
 """Problems that are hard on purpose, made from a few words and a seed, so that each can be replayed and shrunk."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 import sdpa_ref as sr
+from sdpa_ref.masks import RULES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
@@ -14,8 +16,12 @@ EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
 NUMBERS = ("normal", "needles", "huge", "ties", "integers", "low", "one key", "tiny")
 MEMORIES = ("plain", "transposed", "negative", "sliced", "repeated", "unaligned", "swapped", "read-only")
-MASKS = ("causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens",
-         "segments", "packed", "tree", "function", "array", "rows", "keys", "heads")  # fmt: skip
+MASKS: tuple[str, ...] = (
+    "causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens", "segments",
+    "packed", "tree", "function", "array", "rows", "keys", "heads",
+)  # fmt: skip
+BY_WORD = {re.sub(r"\B(?=[A-Z])", " ", name.removeprefix("Mask")).lower(): rule for name, rule in RULES.items()}
+MASKS += tuple(word for word in BY_WORD if word not in MASKS)  # a new rule comes after those in kept recipes
 BIASES = ("array", "row", "holes", "alibi")
 LOUD = "loud"
 """Biases, some of whose rows and entries are the lowest finite number of their type; sinks of some hundreds."""
@@ -257,7 +263,7 @@ def _mask(rng: np.random.Generator, words: tuple[str, ...], lead: tuple[int, ...
     mask: Any = None
     for word in words:
         name = word.lstrip("&|~")
-        part = _make_mask[name](rng, lead, Hq, L, S)
+        part = _make_mask[name](rng, lead, Hq, L, S) if name in _make_mask else _of_numbers(rng, name, lead, L, S)
         part = ~part if "~" in word else part
         mask = part if mask is None else (mask | part if "|" in word else mask & part)
     return mask
@@ -275,6 +281,14 @@ def _ids(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def _lengths(rng: np.random.Generator, n: int, lead: tuple[int, ...]) -> Array:
     return rng.integers(n + 1, size=lead if rng.random() < 0.7 else ())
+
+
+def _of_numbers(rng: np.random.Generator, word: str, lead: tuple[int, ...], L: int, S: int) -> Any:
+    """Return a mask whose parameters are ints, or one number a batch entry."""
+    rule = BY_WORD[word]
+    n = L if getattr(rule, "of", "S") == "L" else S
+    kinds = [field.type for field in fields(rule)]  # type: ignore[arg-type]  # all rules are dataclasses
+    return rule(*(int(rng.choice([1, 3, 16, 33])) if kind is int else _lengths(rng, n, lead) for kind in kinds))
 
 
 def _tree(rng: np.random.Generator, lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:

@@ -105,6 +105,22 @@ def test_arrays_of_another_device_are_refused(machine):
         sr.sdpa(*device.moved(qkv()), backend="cupy")
 
 
+def test_device_and_environment_are_asked_for_in_every_call(machine, launches, monkeypatch):
+    cupy = machine()
+    arrays, odd = device.moved(qkv()), {"score_mod": lambda s, b, h, i, j: s}
+    for _ in range(2):
+        cupy.device.id = 0
+        monkeypatch.setenv("CUPY_TF32", "0")
+        sr.sdpa(*arrays)
+        sr.sdpa(*arrays, **odd)
+        monkeypatch.setenv("CUPY_TF32", "1")
+        with pytest.raises(sr.BackendUnavailable, match="CUPY_TF32"):
+            sr.sdpa(*arrays, **odd)
+        cupy.device.id = 1
+        with pytest.raises(sr.BackendUnavailable, match="device 0 and the current device is 1"):
+            sr.sdpa(*arrays)
+
+
 def test_products_of_tf32_are_refused_for_float32(machine, monkeypatch):
     machine()
     monkeypatch.setenv("CUPY_TF32", "1")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sdpa_cupy
 import strict_cupy
-from sdpa_cupy.plan import PARAMETERS, Launch
+from sdpa_cupy.plan import PARAMETERS, Launch, _plan, make_plan
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
@@ -58,11 +58,18 @@ def test_small_numbers_are_moved_once_for_a_stream(machine, launches):
     assert len(moves) == 2 * once + 1
 
 
-def test_a_problem_is_planned_once(machine):
-    machine()
-    plans = [problem_of(*device.moved(qkv()), mask=sr.Causal(), query_offset=1).plans for _ in range(2)]
-    assert plans[0] is plans[1]
-    assert plans[0] is not problem_of(*qkv(), mask=sr.Causal(), query_offset=1).plans
+def test_plans_are_remembered_by_all_that_they_depend_on():
+    def planned(arch=80, want=frozenset({"output"}), **options):
+        return make_plan(problem_of(*qkv(), **options), want, arch)
+
+    assert planned(mask=sr.Causal(), query_offset=1) is planned()  # which rows see which keys is a number of the call
+    every = [
+        planned(), planned(arch=90), planned(want=frozenset({"output", "lse"})), planned(scale=2.0),
+        planned(softcap=2.0), planned(dropout=sr.Dropout(0.5, 1)), planned(mask=np.ones((5, 7), bool)),
+        planned(bias=np.zeros((5, 7))), planned(bias=np.zeros((5, 7), np.float32)),
+    ]  # fmt: skip
+    assert len({id(plan) for plan in every}) == len(every)
+    assert _plan.cache_info().maxsize is not None
 
 
 # ---- graphs

@@ -188,7 +188,7 @@ def test_the_block_says_where_every_element_lies():
     key = rng.standard_normal((1, 1, 7, 4))
     value = rng.standard_normal((3, 1, 7, 6))[:, :, ::-1]
     bias = rng.standard_normal((3, 1, 2, 5, 1))[0]
-    given = problem_of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7]))
+    given = launch.by_rows(problem_of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7])))
     output = rng.standard_normal((3, 2, 2, 5, 6))[:, 1]
     p = bound(make_plan(given, OUTPUT, 80), address, given, Result(output), 12345)[0]
     assert p["workspace"] == 12345
