@@ -17,7 +17,7 @@ from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
 
-from . import elementary
+from .elementary import elementary
 from .few_rows_steps import PANELS, STEP, scores, softmax_step, value_adder
 from .finish import finish, lse_of
 from .record import read_arrays, read_record
@@ -39,7 +39,7 @@ def output(dtype, sizes):
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     load_one, store_narrow = loader(acc, acc), storer(dtype)
-    exp, _ = elementary.functions(acc, lanes)
+    exp = elementary(acc, lanes).exp
 
     @part
     def write_row(p, a, b, rows, r, m, z, sums):
