@@ -10,6 +10,7 @@ from sdpa_ref.api import sdpa, sdpa_weights, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import Gradients
 from sdpa_ref.dropout import Dropout
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts, sdpa_alone
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
@@ -306,6 +307,7 @@ def _project(
     context = x if alone else checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
     projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
 
+    @ieee
     def vjp(heads: Gradients) -> LayerGradients:
         query, key, value = (
             to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)

@@ -71,6 +71,7 @@ class Linear(Layer):
             y = (y if bias is None else y + bias).astype(dtype, copy=False)
         shape = y.shape
 
+        @ieee
         def vjp(grad_value: Any) -> LayerGradients:
             with np.errstate(all="ignore"):
                 grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False)
@@ -130,6 +131,7 @@ class Conv1x1(Layer):
             y = (weight @ x).reshape(shape)
             y = (y if bias is None else y + bias[:, None, None]).astype(dtype, copy=False)
 
+        @ieee
         def vjp(grad_value: Any) -> LayerGradients:
             with np.errstate(all="ignore"):
                 grad = checked_gradient(grad_value, shape).astype(x.dtype, copy=False).reshape(*shape[:-2], h * w)
