@@ -9,6 +9,7 @@ import numpy as np
 from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import Gradients
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.attend import sdpa_and_weights
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts
 from sdpa_ref.layers.layer import Layer
@@ -300,6 +301,7 @@ def _projected_and_vjp(
     x, context = _tokens(layer, x, context)
     projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
 
+    @ieee
     def vjp(heads: Gradients) -> LayerGradients:
         query, key, value = (
             to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)

@@ -15,7 +15,8 @@ Rows: TypeAlias = list[tuple[Bound, Bound]]
 class Intervals(NamedTuple):
     """The normal form: a row sees the keys ``[0, prefix)`` and ``[start, stop)``.
 
-    int64 arrays that broadcast to ``(*batch, L)``. Every bound lies in [0, S]; an empty part is ``prefix = 0`` or ``start = stop = 0``; where both parts hold keys, ``prefix < start``.
+    int64 arrays that broadcast to ``(*batch, L)``. Every bound lies in [0, S]; an empty part is ``prefix = 0`` or
+    ``start = stop = 0``; where both parts hold keys, ``prefix < start``.
     """
 
     prefix: Bound
