@@ -59,16 +59,21 @@ def transposer(source, target, working, lanes, columns, table=False, ahead=False
     return transpose
 
 
+CHAIN = 128  # steps of a product whose sum is one chain; the sums of longer products are added up
+
+
 def tiler(target, rows, vectors, lanes, accumulate, source=None):
     """Return ``tile(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)``, a matrix product in registers.
 
     It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C, for A of `rows` x steps numbers and B of steps x
-    ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes. Each number of C is one
-    chain of fused multiply-adds in the order of the steps, whatever the tile's size is.
+    ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes. Each number of C is
+    chains of fused multiply-adds, each over `CHAIN` steps and added to those before it, or one chain that begins with C
+    where that is added to; in the order of the steps, whatever the tile's size is.
     """
     element = LLVM[target]
     vector = ir.VectorType(element, lanes)
     size = itemsize(target)
+    cells = [(row, column) for row in range(rows) for column in range(vectors)]
 
     @intrinsic
     def tile(_, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
@@ -78,43 +83,81 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
             def cell(row, column):
                 return builder.add(builder.add(c, builder.mul(c_row, I64(row))), I64(column * lanes * size))
 
-            entry = builder.block
-            zero = splat_value(builder, element(0.0), lanes)
-            cells = [(row, column) for row in range(rows) for column in range(vectors)]
-            starts = [read(builder, cell(*rc), target, target, lanes) if accumulate else zero for rc in cells]
-            loop, done = builder.append_basic_block("steps"), builder.append_basic_block("steps.end")
-            builder.cbranch(builder.icmp_signed("<", I64(0), steps), loop, done)
+            def chain(a, b, steps, starts):
+                """Return the sums over so many steps, and where A and B go on."""
+                entry = builder.block
+                loop, done = builder.append_basic_block("steps"), builder.append_basic_block("steps.end")
+                builder.cbranch(builder.icmp_signed("<", I64(0), steps), loop, done)
+                builder.position_at_end(loop)
+                step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
+                sums = [builder.phi(vector) for _ in cells]
+                columns = [
+                    read(builder, builder.add(b_now, builder.mul(b_vector, I64(n))), source or target, target, lanes)
+                    for n in range(vectors)
+                ]
+                results = []
+                for row in range(rows):
+                    scalar = read(builder, builder.add(a_now, builder.mul(a_row, I64(row))), target, target)
+                    left = splat_value(builder, scalar, lanes)
+                    for column in range(vectors):
+                        results.append(call(builder, "fma", left, columns[column], sums[row * vectors + column]))
+                following = builder.add(step, I64(1))
+                a_next, b_next = builder.add(a_now, a_step), builder.add(b_now, b_step)
+                for phi, start, value in zip(
+                    (step, a_now, b_now, *sums),
+                    (I64(0), a, b, *starts),
+                    (following, a_next, b_next, *results),
+                    strict=True,
+                ):
+                    phi.add_incoming(start, entry)
+                    phi.add_incoming(value, loop)
+                builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+                builder.position_at_end(done)
+                finals = [builder.phi(start.type) for start in (a, b, *starts)]
+                for final, start, value in zip(finals, (a, b, *starts), (a_next, b_next, *results), strict=True):
+                    final.add_incoming(start, entry)
+                    final.add_incoming(value, loop)
+                return finals[0], finals[1], finals[2:]
+
+            if accumulate:
+                starts = [read(builder, cell(*place), target, target, lanes) for place in cells]
+                for place, final in zip(cells, chain(a, b, steps, starts)[2], strict=True):
+                    write(builder, cell(*place), final, target)
+                return context.get_dummy_value()
+
+            zero, scale = splat_value(builder, element(0.0), lanes), splat_value(builder, factor, lanes)
+            first, loop, end = builder.block, *map(builder.append_basic_block, ("chains", "chains.end"))
+            alone, joined, scaled = map(builder.append_basic_block, ("first", "further", "scale"))
+            builder.branch(loop)
             builder.position_at_end(loop)
-            step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
-            sums = [builder.phi(vector) for _ in cells]
-            columns = [
-                read(builder, builder.add(b_now, builder.mul(b_vector, I64(column))), source or target, target, lanes)
-                for column in range(vectors)
-            ]
-            results = []
-            for row in range(rows):
-                scalar = read(builder, builder.add(a_now, builder.mul(a_row, I64(row))), target, target)
-                left = splat_value(builder, scalar, lanes)
-                for column in range(vectors):
-                    results.append(call(builder, "fma", left, columns[column], sums[row * vectors + column]))
-            following = builder.add(step, I64(1))
+            done, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
+            left = builder.sub(steps, done)
+            count = builder.select(builder.icmp_signed("<", left, I64(CHAIN)), left, I64(CHAIN))
+            a_next, b_next, sums = chain(a_now, b_now, count, [zero] * len(cells))
+            builder.cbranch(builder.icmp_signed("==", done, I64(0)), alone, joined)
+            builder.position_at_end(alone)
+            builder.branch(scaled)
+            builder.position_at_end(joined)
+            before = [read(builder, cell(*place), target, target, lanes) for place in cells]
+            totals = [builder.fadd(x, y) for x, y in zip(before, sums, strict=True)]
+            builder.branch(scaled)
+            builder.position_at_end(scaled)
+            values = [builder.phi(vector) for _ in cells]
+            for value, own, total in zip(values, sums, totals, strict=True):
+                value.add_incoming(own, alone)
+                value.add_incoming(total, joined)
+            following = builder.add(done, count)
+            more = builder.icmp_signed("<", following, steps)
+            now = builder.select(more, splat_value(builder, element(1.0), lanes), scale)
+            for place, value in zip(cells, values, strict=True):
+                write(builder, cell(*place), builder.fmul(value, now), target)
             for phi, start, value in zip(
-                (step, a_now, b_now, *sums),
-                (I64(0), a, b, *starts),
-                (following, builder.add(a_now, a_step), builder.add(b_now, b_step), *results),
-                strict=True,
+                (done, a_now, b_now), (I64(0), a, b), (following, a_next, b_next), strict=True
             ):
-                phi.add_incoming(start, entry)
-                phi.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
-            builder.position_at_end(done)
-            finals = [builder.phi(vector) for _ in cells]
-            for final, start, value in zip(finals, starts, results, strict=True):
-                final.add_incoming(start, entry)
-                final.add_incoming(value, loop)
-            scale = splat_value(builder, factor, lanes)
-            for (row, column), final in zip(cells, finals, strict=True):
-                write(builder, cell(row, column), final if accumulate else builder.fmul(final, scale), target)
+                phi.add_incoming(start, first)
+                phi.add_incoming(value, scaled)
+            builder.cbranch(more, loop, end)
+            builder.position_at_end(end)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9, getattr(types, target)), generate
