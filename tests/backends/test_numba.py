@@ -155,7 +155,7 @@ def test_inner_loops_are_vector_instructions_without_calls_or_spills(target, acc
     triple, cpu, registers, pattern = TARGETS[target]
     sizes = sizes_for(acc, *registers)
     scores, values = tiles.multiplier(sizes, False), tiles.multiplier(sizes, True)
-    update = softmax.functions(sizes)[0]
+    update = softmax.softmax(sizes)[0]
 
     @numba.njit(error_model="numpy", pipeline_class=KernelCompiler)
     def all_loops(vectors, a, step, b, c, steps, factor):

@@ -1,7 +1,7 @@
 """The kernel of the gradients: query tiles pass over packed blocks of keys, which collect dK and dV on the way."""
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, loader, record_reader, release, splatter, storer, tuple_reader
 
 from . import pullback
+from .backward_tiles import Tile, tile_placer
 from .pack import transposing, value_packer
-from .pullback import Block, Tile
+from .pullback import Block
 from .record import OPTIONS, SHAPE
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .views import batch, data, stride
@@ -62,20 +63,23 @@ BACKWARD = np.dtype(
 read_record, read_arrays = record_reader(BACKWARD), tuple_reader(Arrays, BACKWARD)
 
 
-@cache
-def kernel(sizes, general):
-    """Return the kernel for this type, without what only `general` problems need.
+class Blocks(NamedTuple):
+    """How blocks of keys and their gradients are packed and unpacked."""
 
-    A task is a key head, or one chunk of its keys; whoever does the last chunk adds up the dQ of all.
-    """
-    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    block, tile_rows = sizes.block, sizes.tile_rows
-    vector, zero = lanes * size, number(0)
-    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    load_one, store_flag = loader(acc, acc), storer("int64")
-    _, turn_out = transposing(acc, acc, acc, lanes)
+    clear: Any
+    block_at: Any
+    pack_block: Any
+    unpack: Any
+
+
+@cache
+def blocks(sizes):
+    """Return `Blocks` for this type."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, size, block, tile_rows = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.block, sizes.tile_rows
+    vector, zero, load, store = lanes * size, number(0), loader(acc, acc, lanes), storer(acc)
+    splat, load_one, store_flag = splatter(acc, lanes), loader(acc, acc), storer("int64")
     pack_rows = value_packer(acc, acc, lanes)
-    place_tile, pull_block = pullback.functions(sizes, general)
 
     @part
     def clear(first, end):
@@ -121,6 +125,29 @@ def kernel(sizes, general):
                 store(to + d, load(row + d) + splat(zero))  # + 0: never -0
             for d in range(whole, width):
                 store(to + d * size, load_one(row + d * size) + zero)
+
+    return Blocks(clear, block_at, pack_block, unpack)
+
+
+class Tiles(NamedTuple):
+    """Where tiles and their states lie, how they begin, and where dQ goes."""
+
+    tile_bytes: Any
+    tile_at: Any
+    begin: Any
+    absorb: Any
+    write_rows: Any
+
+
+@cache
+def tiles(sizes):
+    """Return `Tiles` for this type."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, size = np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    vector, zero, load, store = lanes * size, number(0), loader(acc, acc, lanes), storer(acc)
+    splat = splatter(acc, lanes)
+    _, turn_out = transposing(acc, acc, acc, lanes)
+    place_tile = tile_placer(sizes)
 
     @part
     def tile_bytes(p):
@@ -171,6 +198,22 @@ def kernel(sizes, general):
         for r in range(0, tile.filled, lanes):
             to = data(a.d_query) + (tile.first + r) * p.E * size
             turn_out(sums + r * size, across, min(lanes, tile.filled - r), p.E, to, p.E * size, size)
+
+    return Tiles(tile_bytes, tile_at, begin, absorb, write_rows)
+
+
+@cache
+def kernel(sizes, general):
+    """Return the kernel for this type, without what only `general` problems need.
+
+    A task is a key head, or one chunk of its keys; whoever does the last chunk adds up the dQ of all.
+    """
+    acc, lanes = sizes.acc, sizes.lanes
+    size, block = itemsize(sizes.acc), sizes.block
+    vector, load, store = lanes * size, loader(acc, acc, lanes), storer(acc)
+    clear, block_at, pack_block, unpack = blocks(sizes)
+    tile_bytes, tile_at, begin, absorb, write_rows = tiles(sizes)
+    pull_block = pullback.block_puller(sizes, general)
 
     @compiled
     def pull(worker, record):

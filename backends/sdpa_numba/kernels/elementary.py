@@ -2,6 +2,7 @@
 
 from functools import cache
 from math import factorial, log
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,16 @@ MAGIC = {"float32": 1.5 * 2.0**23 + 127, "float64": 1.5 * 2.0**52 + 1023}
 LOWEST = {"float32": -88.0, "float64": -709.1}
 
 
+class Elementary(NamedTuple):
+    """Functions on vectors: ``exp(x)``, for x up to 0, and ``tanh(x)``."""
+
+    exp: Any
+    tanh: Any
+
+
 @cache
-def functions(name, lanes):
-    """Return ``exp(x)``, for x up to 0, and ``tanh(x)`` on vectors of this type."""
+def elementary(name, lanes):
+    """Return `Elementary` for vectors of this type."""
     number, splat = np.dtype(name).type, splatter(name, lanes)
     magic, lowest, log2_e = number(MAGIC[name]), number(LOWEST[name]), number(LOG2_E)
     evaluate = polynomial(name, lanes, POLYNOMIALS[name])
@@ -48,4 +56,4 @@ def functions(name, lanes):
         grown = fma(part, power, power - splat(one))  # exp(2 |x|) - 1, exact to the last bits also near 0
         return copysign(grown / (grown + splat(two)), x)
 
-    return exp, tanh
+    return Elementary(exp, tanh)

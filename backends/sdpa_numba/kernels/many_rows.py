@@ -1,6 +1,7 @@
 """The kernel for many query rows: strips of tiles pass over packed blocks of keys and values."""
 
 from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from sdpa_numba.vector.atomic import add, look
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, release, splatter, storer
 
-from . import softmax, tiles
+from . import tiles
 from .pack import transposing, value_packer
 from .record import read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
+from .softmax import softmax
 from .tiles import Tile
 from .views import batch, stride
 
@@ -50,18 +52,23 @@ def packing(dtype, sizes):
     return pack_block
 
 
-@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
-def kernel(dtype, sizes, general, score_mod):
-    """Return the kernel for this type, without what only `general` problems need.
+class States(NamedTuple):
+    """Where the tiles of a strip and their states lie, and how they begin."""
 
-    A task is one block to pack, and then, where the blocks of its head are packed, one strip.
-    """
-    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    block, chunk, tile_rows, widest = sizes.block, sizes.chunk, sizes.tile_rows, sizes.tile_vectors * sizes.lanes
+    tile_bytes: Any
+    tile_at: Any
+    clear: Any
+    begin: Any
+
+
+@cache
+def states(dtype, sizes):
+    """Return `States` for this type."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, size, chunk, tile_rows = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.chunk, sizes.tile_rows
+    widest = sizes.tile_vectors * sizes.lanes
     nothing, vector, store, splat = number(-np.inf), lanes * size, storer(acc), splatter(acc, lanes)
-    place_queries, attend_block, weigh_block, write_rows = tiles.functions(dtype, sizes, general, score_mod)
-    pack_block = packing(dtype, sizes)
-    _, _, absorb, _ = softmax.functions(sizes)
+    place_queries = tiles.queries_packer(dtype, sizes)
 
     @part
     def tile_bytes(p):
@@ -103,6 +110,23 @@ def kernel(dtype, sizes, general, score_mod):
         if p.S > chunk:
             clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)
 
+    return States(tile_bytes, tile_at, clear, begin)
+
+
+@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
+def kernel(dtype, sizes, general, score_mod):
+    """Return the kernel for this type, without what only `general` problems need.
+
+    A task is one block to pack, and then, where the blocks of its head are packed, one strip.
+    """
+    lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
+    widest = sizes.tile_vectors * lanes
+    pack_block = packing(dtype, sizes)
+    tile_bytes, tile_at, clear, begin = states(dtype, sizes)
+    update_tile, weigh_block = tiles.blocks(dtype, sizes, general, score_mod)
+    write_rows = tiles.rows_writer(dtype, sizes)
+    absorb = softmax(sizes).absorb
+
     @part
     def pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh):
         """Let a strip see one block of keys."""
@@ -116,7 +140,7 @@ def kernel(dtype, sizes, general, score_mod):
                 if general and weigh:
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
                 else:
-                    attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
+                    update_tile(p, a, b, tile, keys, t, j0, low, high, complete, work)
 
     @compiled
     def attend(worker, record):

@@ -1,6 +1,7 @@
 """The matrix products of the gradients: slabs ``[key][lanes]``, whose lanes are rows, times packed rows."""
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +37,19 @@ def at_once(vectors):
     return 2 if vectors == 4 else min(3, vectors)
 
 
+class Products(NamedTuple):
+    """The products of a tile and a block of keys."""
+
+    score: Any
+    add_keys: Any
+    add_rows: Any
+
+
 @cache
-def functions(sizes):
-    """Return ``score``, ``add_keys`` and ``add_rows`` for this type."""
+def products(sizes):
+    """Return `Products` for this type."""
     lanes, tile_rows, size, one = sizes.lanes, sizes.tile_rows, itemsize(sizes.acc), np.dtype(sizes.acc).type(1)
-    vector = lanes * size
-    multiply, add = multiplier(sizes, False), multiplier(sizes, True)
+    vector, multiply, add = lanes * size, multiplier(sizes, False), multiplier(sizes, True)
 
     @part
     def score(tile, rows, row, n, columns, t, steps, factor):
@@ -79,4 +87,4 @@ def functions(sizes):
                 add(n, t + x * across, across, size, b, row, c, row, tile.filled, one)
                 d += n
 
-    return score, add_keys, add_rows
+    return Products(score, add_keys, add_rows)

@@ -12,8 +12,8 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import transposer
 
-from . import elementary
 from .dropout import keeper
+from .elementary import elementary
 from .rows import at
 from .views import data, stride
 
@@ -44,18 +44,16 @@ def filler(source, acc, lanes):
     return fill
 
 
-def functions(sizes, score_mod):
-    """Return ``adjust``, ``mask`` and ``thin`` for tiles of this type."""
-    acc, lanes, size = sizes.acc, sizes.lanes, itemsize(sizes.acc)
-    number, vector = np.dtype(acc).type, lanes * size
-    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    load_one, load_double, store_limit = loader(acc, acc), loader("float64", "float64"), storer("int32")
-    load_limit, splat_limit = loader("int32", "int32", lanes), splatter("int32", lanes)
+def adjuster(sizes, score_mod):
+    """Return ``adjust``, which makes scores of products of query and key."""
+    acc, lanes = sizes.acc, sizes.lanes
+    size, number = itemsize(sizes.acc), np.dtype(acc).type
+    vector, load, store, splat = lanes * size, loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    load_one, load_double = loader(acc, acc), loader("float64", "float64")
     half, brain, single, double, boolean = (
         filler(source, acc, lanes) for source in ("float16", "bfloat16", "float32", "float64", "bool")
     )
-    keep_bits = keeper(lanes)
-    _, tanh = elementary.functions(acc, lanes)
+    tanh = elementary(acc, lanes).tanh
     zero, nothing = number(0), number(-np.inf)
 
     @part
@@ -133,6 +131,18 @@ def functions(sizes, score_mod):
                     boolean(rows.keep + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
                 drop(here, slab, end, zero)
 
+    return adjust
+
+
+@cache
+def masker(sizes):
+    """Return ``mask``, which drops the keys outside the intervals of rows."""
+    acc, lanes = sizes.acc, sizes.lanes
+    size, number = itemsize(sizes.acc), np.dtype(acc).type
+    vector, load, store, splat = lanes * size, loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    store_limit, load_limit, splat_limit = storer("int32"), loader("int32", "int32", lanes), splatter("int32", lanes)
+    nothing = number(-np.inf)
+
     @part
     def mask(rows, vectors, t, low, high, limits):
         """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
@@ -149,8 +159,19 @@ def functions(sizes, score_mod):
                 seen = (key < prefix) | ((before < key) & (key < stop))
                 store(to, select(seen, load(to), splat(nothing)))
 
+    return mask
+
+
+@cache
+def dropout(sizes):
+    """Return ``apply_dropout``."""
+    acc, lanes = sizes.acc, sizes.lanes
+    size, number = itemsize(sizes.acc), np.dtype(acc).type
+    vector, load, store, splat = lanes * size, loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    keep_bits, zero = keeper(lanes), number(0)
+
     @part
-    def thin(p, b, rows, vectors, t, j, end):
+    def apply_dropout(p, b, rows, vectors, t, j, end):
         """Apply dropout to the weights of the keys from j to `end`, both multiples of four."""
         factor = splat(number(p.dropout_factor))
         for v in range(vectors):
@@ -160,4 +181,4 @@ def functions(sizes, score_mod):
                     to = t + ((x + k) * vectors + v) * vector
                     store(to, load(to) * select(bits[k], factor, splat(zero)))
 
-    return adjust, mask, thin
+    return apply_dropout

@@ -1,6 +1,7 @@
 """The online softmax of a tile whose lanes are rows: running maximum m, running sum z, sum of weighted values."""
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -8,16 +9,25 @@ from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, loader, select, splatter, storer
 
-from . import elementary
+from .elementary import elementary
+
+
+class Softmax(NamedTuple):
+    """What turns the scores of a tile into weights, and keeps its state."""
+
+    update: Any
+    rescale: Any
+    absorb: Any
+    weigh: Any
 
 
 @cache
-def functions(sizes):
-    """Return ``update``, ``rescale``, ``absorb`` and ``weigh`` for tiles of this type."""
-    acc, lanes, number = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type
-    vector = lanes * itemsize(acc)
-    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    exp, _ = elementary.functions(acc, lanes)
+def softmax(sizes):
+    """Return `Softmax` for tiles of this type."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, vector, load = np.dtype(sizes.acc).type, lanes * itemsize(acc), loader(acc, acc, lanes)
+    store, splat = storer(acc), splatter(acc, lanes)
+    exp = elementary(acc, lanes).exp
     zero, one, nothing = number(0), number(1), number(-np.inf)
 
     @part
@@ -89,4 +99,4 @@ def functions(sizes):
             for at in range(t + v, t + v + keys * row, row):
                 store(at, exp(load(at) - base) * scale)
 
-    return update, rescale, absorb, weigh
+    return Softmax(update, rescale, absorb, weigh)

@@ -5,7 +5,7 @@ and what the softmax leaves is at once the right-hand side of ``V.T @ P``.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import fma, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import tiler
 
-from . import scores, softmax
+from . import scores
 from .finish import finish, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
+from .softmax import softmax
 from .views import batch, data, stride
 
 
@@ -56,18 +57,13 @@ def multiplier(sizes, accumulate):
     return multiply
 
 
-def functions(dtype, sizes, general, score_mod):
-    """Return ``place_queries``, ``attend_block``, ``weigh_block`` and ``write_rows`` for tiles of this type."""
-    acc, lanes, number, size = sizes.acc, sizes.lanes, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    panel, block, tile_rows = sizes.panel, sizes.block, sizes.tile_rows
-    vector, one = lanes * size, number(1)
-    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    load_one, load_source, store_narrow = loader(acc, acc), loader(dtype, acc), storer(dtype)
-    make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
+@cache
+def queries_packer(dtype, sizes):
+    """Return ``place_queries``."""
+    acc, lanes = sizes.acc, sizes.lanes
+    size = itemsize(sizes.acc)
+    vector, store, load_source = lanes * size, storer(acc), loader(dtype, acc)
     turn_in, _ = transposing(dtype, acc, acc, lanes)
-    _, turn_out = transposing(acc, dtype, acc, lanes)
-    update, rescale, _, weigh = softmax.functions(sizes)
-    adjust, mask, thin = scores.functions(sizes, score_mod)
 
     @part
     def place_queries(p, a, b, tile):
@@ -85,6 +81,26 @@ def functions(dtype, sizes, general, score_mod):
                     first = query + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
                     for e in range(p.E):
                         store(tile.queries + e * across + x * size, load_source(first + e * column))
+
+    return place_queries
+
+
+class Blocks(NamedTuple):
+    """What a tile makes of a block of keys: an update of its state, or its weights."""
+
+    update_tile: Any
+    weigh_block: Any
+
+
+def blocks(dtype, sizes, general, score_mod):
+    """Return `Blocks`, without what only `general` problems need."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, size, panel, block = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.panel, sizes.block
+    tile_rows = sizes.tile_rows
+    vector, one, store, load_one, store_narrow = lanes * size, number(1), storer(acc), loader(acc, acc), storer(dtype)
+    make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
+    softmax_step, rescale, _, weigh = softmax(sizes)
+    adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
@@ -113,15 +129,15 @@ def functions(dtype, sizes, general, score_mod):
                         store(to, fma(weight, load_one(values + part * size), load_one(to)))
 
     @part
-    def attend_block(p, a, b, tile, keys, t, j0, low, high, complete, work):
+    def update_tile(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Update a tile by the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
         score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
         here = t + (bottom - j0) * across
-        if update(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
+        if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
         if general and p.dropout_threshold:
-            thin(p, b, tile.rows, tile.vectors, here, bottom, top)
+            apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
         values = keys + block * p.E * size
         if (a.keep or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
             add_carefully(p, a, tile, values, t, j0, low, high)
@@ -138,13 +154,25 @@ def functions(dtype, sizes, general, score_mod):
         here = t + (bottom - j0) * across
         weigh(tile.vectors, here, top - bottom, tile.whole_m, tile.factor)
         if general and p.dropout_threshold:
-            thin(p, b, tile.rows, tile.vectors, here, bottom, top)
+            apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
         weights = batch(a.weights, 3, a.query, b)
         for r in range(tile.filled):
             to = weights + at(tile.rows.h, r) * stride(a.weights, 3) + at(tile.rows.i, r) * stride(a.weights, 2)
             for j in range(low, high):
                 if keeps(p, a, tile.rows, r, j):
                     store_narrow(to + j * stride(a.weights, 1), load_one(t + (j - j0) * across + r * size))
+
+    return Blocks(update_tile, weigh_block)
+
+
+@cache
+def rows_writer(dtype, sizes):
+    """Return ``write_rows``."""
+    acc, lanes = sizes.acc, sizes.lanes
+    number, size = np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    vector, one, load, store = lanes * size, number(1), loader(acc, acc, lanes), storer(acc)
+    splat, load_one, store_narrow = splatter(acc, lanes), loader(acc, acc), storer(dtype)
+    _, turn_out = transposing(acc, dtype, acc, lanes)
 
     @part
     def write_rows(p, a, b, tile):
@@ -180,4 +208,4 @@ def functions(dtype, sizes, general, score_mod):
                     for d in range(p.Ev):
                         store_narrow(to + d * column, load_one(tile.whole_sums + d * across + x * size))
 
-    return place_queries, attend_block, weigh_block, write_rows
+    return write_rows

@@ -1,0 +1,192 @@
+"""The steps of the kernel for few rows: scores, softmax and the weighted sum of a block of keys."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import fma, lane, loader, select, splatter, storer, sum_fours
+from sdpa_numba.vector.unrolled import tiler
+
+from .elementary import elementary
+from .pack import transposing, value_packer
+from .rows import at, keeps
+from .views import stride
+
+PANELS = 4  # of keys at a time
+STEP = 32  # keys whose values stay in the first cache while all columns are done
+
+
+class Scores(NamedTuple):
+    """What makes the scores of a block, and what they are before the softmax."""
+
+    score: Any
+    adjust: Any
+
+
+@cache
+def scores(dtype, sizes):
+    """Return `Scores` for this type."""
+    acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    vector, nothing = lanes * size, number(-np.inf)
+    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    tanh = elementary(acc, lanes).tanh
+    pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
+    four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
+    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
+
+    @part
+    def score(p, a, n, queries, key, keys, t, j0, low, high):
+        """Fill the rows of `t` with the scores of the keys of ``[low, high)``, counted from the block's first.
+
+        `low` is a multiple of the lanes. What lies in a panel that is not packed is never touched: numbers without a
+        leading one would cost a hundred cycles each.
+        """
+        row, column, panel, x = stride(a.key, 2), stride(a.key, 1), p.E * vector, low
+        while x < high:
+            panels = PANELS if x + PANELS * lanes <= high else 1
+            for y in range(0, panels):
+                first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
+                pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
+            r, scale = 0, number(p.scale)
+            while r < n:
+                rows = 4 if n - r >= 4 else 1
+                q, c = queries + r * p.E * size, t + (r * block + x) * size
+                if rows == 4 and panels == PANELS:
+                    four_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                elif rows == 4:
+                    four_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                elif panels == PANELS:
+                    one_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                else:
+                    one_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                r += rows
+            x += panels * lanes
+
+    @part
+    def adjust(p, rows, n, t, j0, low, high, complete):
+        """Apply the softcap, and give keys that a row does not see the score -inf."""
+        for r in range(n):
+            if p.softcap:
+                limit = splat(number(p.softcap))
+                for to in range(t + (r * block + low) * size, t + (r * block + high) * size, vector):
+                    store(to, limit * tanh(load(to) / limit))
+            if not complete:
+                for x in range(low, high):
+                    j = j0 + x
+                    if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
+                        store(t + (r * block + x) * size, nothing)
+
+    return Scores(score, adjust)
+
+
+@cache
+def softmax_step(sizes):
+    """Return ``softmax_step``, which turns the scores of a block into weights."""
+    acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    vector, one, zero, nothing = lanes * size, number(1), number(0), number(-np.inf)
+    load, store, splat, load_one = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), loader(acc, acc)
+    exp = elementary(acc, lanes).exp
+
+    @part
+    def softmax_step(p, n, t, low, high, m, z, sums, width):
+        """Turn scores into weights; `low` and `high` are multiples of the lanes."""
+        for r in range(n):
+            first, last = t + (r * block + low) * size, t + (r * block + high) * size
+            old = load_one(m + r * size)
+            tops = splat(old)
+            for to in range(first, last, vector):
+                s = load(to)
+                tops = select(tops < s, s, tops)
+            new = old
+            for x in range(lanes):
+                new = max(new, lane(tops, x))
+            base = zero if new == nothing else new
+            shrink = exp(splat(old - base))
+            total = load_one(z + r * size) * lane(shrink, 0)
+            for to in range(first, last, vector):
+                weight = exp(load(to) - splat(base))
+                store(to, weight)
+                fours = sum_fours(weight)
+                for x in range(0, lanes, 4):
+                    total += lane(fours, x)
+            store(m + r * size, new)
+            store(z + r * size, total)
+            if lane(shrink, 0) < one:
+                for to in range(sums + r * width * size, sums + (r + 1) * width * size, vector):
+                    store(to, load(to) * shrink)
+
+    return softmax_step
+
+
+@cache
+def adder(source, acc, lanes, block):
+    """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
+    size, source_size = itemsize(acc), itemsize(source)
+    one = np.dtype(acc).type(1)
+    four_wide, one_wide = (tiler(acc, rows, 4, lanes, True, source) for rows in (4, 1))
+    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, True, source) for rows in (4, 1))
+    vector = lanes * source_size
+
+    @part
+    def add(n, t, values, row, steps, sums, width):
+        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
+        across, weights_row = width * size, block * size
+        r = 0
+        while r < n:
+            weights, d = t + r * weights_row, 0
+            rows = 4 if n - r >= 4 else 1
+            while d < width:
+                vectors = 4 if width - d >= 4 * lanes else 1
+                b, c = values + d * source_size, sums + (r * width + d) * size
+                if rows == 4 and vectors == 4:
+                    four_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                elif rows == 4:
+                    four_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                elif vectors == 4:
+                    one_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                else:
+                    one_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                d += vectors * lanes
+            r += rows
+
+    return add
+
+
+@cache
+def value_adder(dtype, sizes):
+    """Return ``add_values``, which adds the weighted values of a block."""
+    acc, lanes, block, size, source_size = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
+    vector, store, load_one, load_source = lanes * size, storer(acc), loader(acc, acc), loader(dtype, acc)
+    pack_values = value_packer(dtype, acc, lanes)
+    add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
+
+    @part
+    def add_carefully(p, a, rows, n, t, value, j0, low, high, sums, width):
+        """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        for r in range(n):
+            for x in range(low, high):
+                if keeps(p, a, rows, r, j0 + x):
+                    weight = load_one(t + (r * block + x) * size)
+                    for d in range(p.Ev):
+                        to = sums + (r * width + d) * size
+                        store(to, fma(weight, load_source(value + (j0 + x) * row + d * column), load_one(to)))
+
+    @part
+    def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
+        """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        in_place = complete and column == source_size and p.Ev == width
+        for x in range(low, high, STEP):
+            steps, source = min(STEP, high - x), value + (j0 + x) * row
+            if in_place:
+                add_in_place(n, t + x * size, source, row, steps, sums, width)
+            elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
+                add_packed(n, t + x * size, values, width * size, steps, sums, width)
+            else:
+                add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
+
+    return add_values
