@@ -24,7 +24,6 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 maximum_signature_line_length = 90
 numpydoc_show_class_members = False
 
@@ -44,9 +43,9 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app):
-    """Draw formulas as MathML, which browsers read without a script, and hide what catches unknown keywords."""
+    """Draw formulas as MathML, which browsers read without a script, and clear signatures up."""
     app.add_html_math_renderer("mathml", (_formula("inline"), None), (_formula("block"), None))
-    app.connect("autodoc-process-signature", _without_unknown)
+    app.connect("autodoc-process-signature", _cleared)
     app.connect("source-read", _every_mask)
 
 
@@ -58,8 +57,11 @@ def _formula(display):
     return visit
 
 
-def _without_unknown(app, what, name, obj, options, signature, returns):
-    return signature and re.sub(r", \*\*unknown\b[^,)]*", "", signature), returns
+def _cleared(app, what, name, obj, options, signature, returns):
+    if not signature:
+        return signature, returns
+    signature = re.sub(r"<class '([\w.]+)'>", r"\1", signature)  # a type that is a default
+    return re.sub(r", \*\*unknown\b[^,)]*", "", signature), returns
 
 
 def _every_mask(app, page, source):

@@ -271,10 +271,10 @@ class Result(NamedTuple):
 
     Attributes
     ----------
-    output : array, shape (*batch, Hq, L, Ev)
-    lse : array, shape (*batch, Hq, L)
-    weights : array, shape (*batch, Hq, L, S)
-    m, z : array, shape (*batch, Hq, L)
+    output : array, shape (..., Hq, L, Ev)
+    lse : array, shape (..., Hq, L)
+    weights : array, shape (..., Hq, L, S)
+    m, z : array, shape (..., Hq, L)
         The largest score of each row, the sink's included, and the sum of the exponentials beside it; -inf and 0 for a
         row without any. Weights are made again from these two: in the lse the logarithm of z drowns beside a large m.
     """

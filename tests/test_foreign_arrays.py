@@ -1,6 +1,7 @@
 """Arrays of other libraries, and those of NumPy that are not plain: taken as they are, or refused by argument."""
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -233,7 +234,7 @@ def test_nullable_tables_are_told_how_to_become_numbers(place):
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_of_another_process_are_equal_and_hash_alike(kind):
     mask = MASKS[kind]()
-    hash(mask), mask.cacheable
+    hash(mask)
     script = (
         "import pickle, sys; mask = pickle.load(sys.stdin.buffer); hash(mask); pickle.dump(mask, sys.stdout.buffer)"
     )
@@ -255,9 +256,11 @@ def arrays_of(thing):
 def test_copies_are_read_only_and_carry_no_stale_answers(make, again):
     first = make()
     hash(first)
+    if not isinstance(first, ALiBi):  # what a call keeps of a mask
+        first.__dict__["_seen"] = "stale"
     second = again(first)
     assert not any(array.flags.writeable for array in arrays_of(second))
-    assert not {"_hash", "key", "cacheable"} & vars(second).keys()
+    assert vars(second).keys() == {field.name for field in dataclasses.fields(first)}
 
 
 def test_equal_masks_are_equal_at_any_size():
@@ -265,7 +268,6 @@ def test_equal_masks_are_equal_at_any_size():
     assert Packed(lengths) == Packed(lengths)
     assert hash(Packed(lengths)) == hash(Packed(lengths))
     assert Packed(lengths) != Packed([2, *lengths[2:], 0])
-    assert not Packed(lengths).cacheable
     x = np.ones((1, 5000, 1), np.float32)
     mask = Packed(lengths) & Causal() & Packed(lengths)
     np.testing.assert_array_equal(sdpa(x, x, x, mask=mask), x)

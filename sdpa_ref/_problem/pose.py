@@ -41,6 +41,7 @@ def pose(
     if type(value) is not np.ndarray or type(key) is not np.ndarray or type(query) is not np.ndarray:
         query, key = as_array("query", query), as_array("key", key)
         value = None if value is NO_VALUE else as_array("value", value)
+        checks.one_kind({"query": query, "key": key} | ({} if value is None else {"value": value}))
     arrays, L, S = _arrays(query, key, value, layout)
     form, headless, heads_missing, as_given, own_scale, largest, tiny, caller = arrays
     q, k, v = query, key, value
@@ -66,10 +67,10 @@ def pose(
     if mask is not None or slopes is not None or query_offset is not None:
         mask = None if mask is None else as_mask(mask)
         seen = _seen(mask, query_offset, form, L, S, slopes is not None)
-    if (biases or seen.boolean or form.kind != "numpy") and "cupy" in sys.modules:
+    if (biases or seen.boolean) and "cupy" in sys.modules:
         named = {f"bias {n}": part for n, part in enumerate(biases)}
         named |= {f"mask {n}": part.array for n, part in enumerate(seen.boolean)}
-        checks.one_kind({name: x for name, x in (("query", q), ("key", k), ("value", v)) if x is not None} | named)
+        checks.one_kind({"query": q} | named)
     scale = own_scale if scale is None else min(max(real_number("scale", scale), -largest), largest)
     if softcap is not None:
         softcap = min(max(checks.soft_cap(softcap), tiny), largest / 4)
