@@ -26,14 +26,15 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         return _solve_plain(problem)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
-    simple = keep is None and bias is None and slopes is None and score_mod is None and dropout is None
-    simple = simple and "weights" not in want
-    few = simple and "output" in want and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
+    few = score_mod is None and dropout is None and "output" in want and "weights" not in want
+    few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
+    options = keep, bias, slopes, score_mod, dropout, softcap
+    general = not few and ("weights" in want or any(option is not None for option in options))
     if "output" not in want:
         out = None
     elif out is None:
         out = problem.new_output()
-    kernel, settle, sizes = plan_for(form.dtype, few, not few and (not simple or softcap is not None), score_mod)
+    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None

@@ -18,7 +18,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
 
 from .elementary import elementary
-from .few_rows_steps import PANELS, STEP, scores, softmax_step, value_adder
+from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
 from .finish import finish, lse_of
 from .record import read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
@@ -84,7 +84,7 @@ def kernel(dtype, sizes):
     lanes, block, chunk, size = sizes.panel, sizes.block, sizes.chunk, itemsize(sizes.acc)
     number, store, load_source = np.dtype(sizes.acc).type, storer(sizes.acc), loader(dtype, sizes.acc)
     zero, nothing = number(0), number(-np.inf)
-    score, adjust = scores(dtype, sizes)
+    score, adjust = scorer(dtype, sizes), adjuster(sizes)
     step, add_values = softmax_step(sizes), value_adder(dtype, sizes)
     write_row, merge = output(dtype, sizes)
 
@@ -131,7 +131,7 @@ def kernel(dtype, sizes):
                 high -= j0
                 bottom, top = low - low % lanes, high + -high % lanes
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
-                adjust(p, rows, n, t, j0, bottom, top, complete and top == high)
+                complete &= adjust(p, a, rows, n, t, j0, bottom, top, complete and top == high)
                 step(p, n, t, bottom, top, m, z, sums, width)
                 add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:

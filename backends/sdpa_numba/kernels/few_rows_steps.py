@@ -1,38 +1,28 @@
 """The steps of the kernel for few rows: scores, softmax and the weighted sum of a block of keys."""
 
 from functools import cache
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import fma, lane, loader, select, splatter, storer, sum_fours
+from sdpa_numba.vector.simd import any_lane, fma, lane, loader, ramp, select, splatter, storer, sum_fours
 from sdpa_numba.vector.unrolled import tiler
 
 from .elementary import elementary
 from .pack import transposing, value_packer
 from .rows import at, keeps
-from .views import stride
+from .views import data, stride
 
 PANELS = 4  # of keys at a time
 STEP = 32  # keys whose values stay in the first cache while all columns are done
 
 
-class Scores(NamedTuple):
-    """What makes the scores of a block, and what they are before the softmax."""
-
-    score: Any
-    adjust: Any
-
-
 @cache
-def scores(dtype, sizes):
-    """Return `Scores` for this type."""
+def scorer(dtype, sizes):
+    """Return ``score``, which makes the scores of a block."""
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    vector, nothing = lanes * size, number(-np.inf)
-    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    tanh = elementary(acc, lanes).tanh
+    vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
     four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
     four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
@@ -65,21 +55,109 @@ def scores(dtype, sizes):
                 r += rows
             x += panels * lanes
 
+    return score
+
+
+@cache
+def bias_adder(source, sizes):
+    """Return ``add_bias`` for a bias that is stored as `source`."""
+    acc, lanes, size, source_size = sizes.acc, sizes.panel, itemsize(sizes.acc), itemsize(source)
+    nothing = np.dtype(acc).type(-np.inf)
+    load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
+    load_one, load_bias, load_biases = loader(acc, acc), loader(source, acc), loader(source, acc, lanes)
+
     @part
-    def adjust(p, rows, n, t, j0, low, high, complete):
-        """Apply the softcap, and give keys that a row does not see the score -inf."""
+    def add_bias(bias, step, t, count, drops):
+        """Add the bias of `count` keys to a row, and return whether none is dropped, as -inf does if it `drops`."""
+        kept, x = True, 0
+        while step == source_size and x + lanes <= count:
+            y = load_biases(bias + x * step)
+            gone = y == splat(nothing)
+            score = load(t + x * size) + y
+            if drops and any_lane(gone):
+                score, kept = select(gone, splat(nothing), score), False
+            store(t + x * size, score)
+            x += lanes
+        while x < count:
+            y = load_bias(bias + x * step)
+            if drops and y == nothing:
+                store(t + x * size, nothing)
+                kept = False
+            else:
+                store(t + x * size, load_one(t + x * size) + y)
+            x += 1
+        return kept
+
+    return add_bias
+
+
+@cache
+def adjuster(sizes):
+    """Return ``adjust``, which makes scores of products of query and key."""
+    acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
+    vector, zero, nothing = lanes * size, number(0), number(-np.inf)
+    load, store, splat, numbers = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), ramp(acc, lanes)
+    load_double, load_boolean = loader("float64", "float64"), loader("bool", "float32")
+    half, brain, single, double = (
+        bias_adder(source, sizes) for source in ("float16", "bfloat16", "float32", "float64")
+    )
+    tanh = elementary(acc, lanes).tanh
+
+    @part
+    def cap(p, t, end):
+        """Apply the softcap."""
+        limit = splat(number(p.softcap))
+        for to in range(t, end, vector):
+            store(to, limit * tanh(load(to) / limit))
+
+    @part
+    def add_any_bias(p, bias, step, t, count):
+        """Add the bias of `count` keys to a row, whatever its type, and return whether none is dropped."""
+        if p.bias_code == 0:
+            return half(bias, step, t, count, p.bias_drops != 0)
+        if p.bias_code == 1:
+            return brain(bias, step, t, count, p.bias_drops != 0)
+        if p.bias_code == 2:
+            return single(bias, step, t, count, p.bias_drops != 0)
+        return double(bias, step, t, count, p.bias_drops != 0)
+
+    @part
+    def subtract_alibi(slope, position, t, low, high):
+        """Subtract the slope times the distance to the keys of ``[low, high)``, counted as the position is."""
+        for x in range(low, high, lanes):
+            distance = splat(number(position)) - (splat(number(x)) + numbers())
+            distance = select(distance < splat(zero), splat(zero) - distance, distance)
+            store(t + x * size, load(t + x * size) - splat(number(slope)) * distance)
+
+    @part
+    def adjust(p, a, rows, n, t, j0, low, high, complete):
+        """Cap scores, add bias and ALiBi, give dropped keys the score -inf, and return whether every key is kept."""
+        count, kept = min(high, p.S - j0) - low, complete
         for r in range(n):
+            row = t + r * block * size
             if p.softcap:
-                limit = splat(number(p.softcap))
-                for to in range(t + (r * block + low) * size, t + (r * block + high) * size, vector):
-                    store(to, limit * tanh(load(to) / limit))
+                cap(p, row + low * size, row + high * size)
+            if a.bias:
+                step = stride(a.bias, 1)
+                kept &= add_any_bias(p, at(rows.bias, r) + (j0 + low) * step, step, row + low * size, count)
+            if a.slopes:
+                slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
+                subtract_alibi(slope, at(rows.position, r) - j0, row, low, high)
+            if a.keep:
+                step = stride(a.keep, 1)
+                first = at(rows.keep, r) + (j0 + low) * step
+                for x in range(count):
+                    if load_boolean(first + x * step) == 0:
+                        store(row + (low + x) * size, nothing)
+                        kept = False
             if not complete:
                 for x in range(low, high):
                     j = j0 + x
                     if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
-                        store(t + (r * block + x) * size, nothing)
+                        store(row + x * size, nothing)
+        return kept
 
-    return Scores(score, adjust)
+    return adjust
 
 
 @cache

@@ -127,6 +127,18 @@ def polynomial(target, lanes, coefficients):
     return evaluate
 
 
+def ramp(target, lanes):
+    """Return ``numbers()``: a vector of 0, 1, 2 and so on."""
+    vector = Vector(getattr(types, target), lanes)
+
+    @intrinsic
+    def numbers(_):
+        constant = ir.Constant(ir.VectorType(LLVM[target], lanes), [float(n) for n in range(lanes)])
+        return vector(), lambda context, builder, signature, arguments: constant
+
+    return numbers
+
+
 def record_reader(dtype):
     """Return ``read(address)``: the record of this structured type that lies there."""
     record = from_dtype(dtype)
