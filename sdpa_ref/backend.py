@@ -176,10 +176,11 @@ class Problem(NamedTuple):
 
     @property
     def intervals(self) -> Intervals | None:
-        """What `visible` says, as numbers a row."""
+        """What `visible` says, as arrays ``(*batch, L)``."""
         if isinstance(self.visible, Band):
             return self.visible.intervals(self.L, self.S, self.form.batch)
-        return self.visible
+        shape = (*self.form.batch, self.L)
+        return self.visible and Intervals(*(np.broadcast_to(bound, shape) for bound in self.visible))
 
     def rows(self, i0: int, i1: int) -> "Problem":
         """Return the problem of the query rows [i0, i1), with the rules of mask and bias evaluated for them."""
@@ -193,7 +194,7 @@ class Problem(NamedTuple):
         if isinstance(visible, Band):
             visible = visible._replace(offset=visible.offset + i0, rows=visible.rows - i0)
         elif visible is not None:
-            visible = Intervals(*(bound[..., i0:i1] for bound in visible))
+            visible = Intervals(*(x if x.shape[-1] == 1 else x[..., i0:i1] for x in visible))
         return self._replace(
             query=self.query[..., i0:i1, :],
             out=None if self.out is None else self.out[..., i0:i1, :],

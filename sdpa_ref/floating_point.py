@@ -1,7 +1,7 @@
 """The rules of floating-point arithmetic are a thread's own, and other libraries change them: here they are IEEE's.
 
-A library that flushes subnormal numbers to zero for its own speed leaves the calling thread like that. What this
-library computes does not depend on it: law 18.
+A library that flushes subnormal numbers to zero for its own speed, or rounds in a direction for its bounds, can leave
+the calling thread like that. What this library computes does not depend on it: law 18.
 """
 
 import ctypes
@@ -12,17 +12,18 @@ from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 SMALLEST = sys.float_info.min  # of the normal numbers
+ONE, HALF = 1.0, 0.5 * sys.float_info.epsilon  # 1 and half of its distance to the next number: no constants to fold
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
 def ieee(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Return `function` such that it keeps subnormal numbers, and leaves the thread's rules as they were."""
+    """Return `function` such that it computes by the default rules, and leaves the thread's as they were."""
 
     @wraps(function)
     def computed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        if keeps_subnormals():
+        if keeps_subnormals() and rounds_to_nearest():
             return function(*args, **kwargs)
         with default_rules():
             return function(*args, **kwargs)
@@ -33,6 +34,11 @@ def ieee(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Res
 def keeps_subnormals() -> bool:
     """Return whether this thread neither makes zeros of subnormal results nor of subnormal operands."""
     return SMALLEST * 0.5 * 2.0 == SMALLEST
+
+
+def rounds_to_nearest() -> bool:
+    """Return whether this thread rounds to the nearest number, and what lies halfway to the even one."""
+    return ONE + HALF == ONE == ONE - HALF / 2
 
 
 @contextmanager

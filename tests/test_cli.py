@@ -213,6 +213,15 @@ def test_info(capsys):
     assert "processor\n  model " in out
 
 
+def test_info_tells_which_backend_cannot_tell_of_itself(capsys, monkeypatch):
+    def details():
+        raise ValueError("the setting X must be a number")
+
+    monkeypatch.setattr(sdpa_ref.load("reference"), "details", details, raising=False)
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reference"] == {"error": "ValueError: the setting X must be a number"}
+
+
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"sdpa-ref {sdpa_ref.__version__}\n"

@@ -9,6 +9,7 @@ import pytest
 import sdpa_ref
 from sdpa_ref import ALiBi, KeyLengths, sdpa, sdpa_state, sdpa_vjp, sdpa_weights
 from sdpa_ref.floating_point import default_rules, keeps_subnormals
+from sdpa_ref.layers import Conv1x1, Embedding, Linear, MultiHeadAttention, SpatialAttention
 
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
@@ -18,6 +19,7 @@ from sdpa_numba.runtime.processor import ARM, X86, float_state, set_float_state
 from thread_work import python
 
 FLUSH = 0x8040 if X86 else 1 << 24
+ROUND = [0x2000, 0x4000, 0x6000] if X86 else [1 << 22, 2 << 22, 3 << 22]  # down and up in turns, and towards zero
 STATUS = 0x3F if X86 else 0  # what has happened, no rule
 pytestmark = pytest.mark.skipif(not X86 and not ARM, reason="how to flush subnormal numbers is not known here")
 
@@ -80,6 +82,42 @@ def test_flushing_subnormal_numbers_changes_no_bit(call, flush, backend):
         with flushing(flush):
             result = CALLS[call]({"backend": backend})
         assert result.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("direction", ROUND, ids=hex)
+@pytest.mark.parametrize("call", CALLS.keys() - {"weights"})  # whose arguments are computed under the other rules
+def test_rounding_in_a_direction_changes_no_bit(call, direction, backend):
+    right = np.array(CALLS[call]({"backend": backend}))
+    with flushing(direction):
+        result = CALLS[call]({"backend": backend})
+    assert result.tobytes() == right.tobytes()
+
+
+TINY = np.float32(2.0**-70)
+LAYERS = {
+    "linear": (Linear(8, 8, rng=0), q[0, 0] * TINY),
+    "embedding": (Embedding(9, 8, rng=0), np.arange(130) % 9),
+    "feature map": (Conv1x1(8, 8, rng=0), q[0, 0, :64].T.reshape(8, 8, 8) * TINY),
+    "attention": (MultiHeadAttention(8, 2, rng=0), q[0, 0] * TINY),
+    "spatial attention": (SpatialAttention(8, 2, 4, rng=0), q[0, 0, :64].T.reshape(8, 8, 8) * TINY),
+}
+
+
+@pytest.mark.parametrize("rules", [FLUSH, *ROUND], ids=hex)
+@pytest.mark.parametrize("name", LAYERS)
+def test_other_rules_change_no_bit_of_a_layer_and_of_its_gradients(name, rules):
+    layer, x = LAYERS[name]
+    right, right_vjp = layer.value_and_vjp(x)
+    flow = q.reshape(-1)[: right.size].reshape(right.shape) * TINY
+    wanted = right_vjp(flow)
+    with flushing(rules):
+        value, vjp = layer.value_and_vjp(x)
+        got = vjp(flow), right_vjp(flow)
+    assert value.tobytes() == right.tobytes()
+    for gradients in got:
+        assert wanted.x is None or gradients.x.tobytes() == wanted.x.tobytes()
+        for part, array in wanted.weights.items():
+            assert gradients.weights[part].tobytes() == array.tobytes(), part
 
 
 @pytest.mark.parametrize("call", GRADIENTS)

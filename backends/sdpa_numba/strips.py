@@ -17,6 +17,8 @@ from .calls import solve
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
 PRODUCT_ROWS = 16
+WORK_AT_ONCE = 2**22  # multiplications of a head in one matrix product, and of all heads if there are more products:
+# NumPy answers no signal before it has done what it was called for
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
@@ -92,17 +94,22 @@ def with_scores(problem: Problem, product: int) -> Problem:
 def scores(problem: Problem, product: int) -> tuple[Array, Array, Array | None]:
     """Return the scores after the soft cap, those for the user's function, and what is kept (None for all).
 
-    Matrix products take so many rows each, whatever the batch, as their number can show in the last bits.
+    Matrix products take so many rows and keys each, whatever the batch, as their number can show in the last bits.
     """
-    q, k, acc = problem.query, problem.key, problem.acc_dtype
+    acc = problem.acc_dtype
     products = -(-problem.L // product)
     filled = np.zeros((*problem.batch, problem.Hq, products * product, problem.E), acc)
-    filled[..., : problem.L, :] = q
-    grouped = (*problem.batch, problem.Hkv, problem.group, products, product, problem.E)
-    shape = problem.scores_shape
+    filled[..., : problem.L, :] = problem.query
+    q = filled.reshape(*problem.batch, problem.Hkv, problem.group, products, product, problem.E)
+    s = np.empty((*q.shape[:-1], problem.S), acc)
+    keys = max(1, WORK_AT_ONCE // (product * max(1, problem.E)))
+    step = max(1, WORK_AT_ONCE // max(1, problem.B * problem.Hq * product * problem.E * min(keys, problem.S)))
     with np.errstate(all="ignore"):
-        s = filled.reshape(grouped) @ np.array(k, acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
-        s = s.reshape(*shape[:-2], products * product, problem.S)[..., : problem.L, :] * acc.type(problem.scale)
+        for j in range(0, problem.S, keys):
+            k = np.array(problem.key[..., j : j + keys, :], acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
+            for x in range(0, products, step):
+                s[..., x : x + step, :, j : j + keys] = q[..., x : x + step, :, :] @ k
+        s = s.reshape(*filled.shape[:-1], problem.S)[..., : problem.L, :] * acc.type(problem.scale)
         if problem.softcap is not None:
             s = np.tanh(s / acc.type(problem.softcap)) * acc.type(problem.softcap)
         capped, keep = s, problem.keep

@@ -64,7 +64,7 @@ def collect() -> dict[str, dict[str, Any]]:
     }
     for name, state in found["backends"].items():
         if state == "usable" and "details" in sdpa_ref.load(name).TASKS:
-            found[name] = sdpa_ref.load(name).details()
+            found[name] = _details(name)
     return found
 
 
@@ -77,6 +77,14 @@ def unusable(name: str) -> str | None:
     except Exception as error:  # a plug-in that breaks is told of like one that cannot run
         return f"backend {name!r} is broken: {type(error).__name__}: {error}"
     return None
+
+
+def _details(name: str) -> dict[str, str]:
+    """Return what a backend tells of itself, or why it cannot."""
+    try:
+        return dict(sdpa_ref.load(name).details())
+    except Exception as error:  # a setting that makes no sense is what people look for here
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _version(distribution: str) -> str:

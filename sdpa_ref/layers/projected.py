@@ -5,6 +5,7 @@ from typing import Any
 
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import Gradients
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, of_parts
 from sdpa_ref.layers.weights import checked_input
 
@@ -29,6 +30,7 @@ def projected_and_vjp(layer: Any, x: Any, context: Any) -> tuple[list[Array], Ca
     x, context = _tokens(layer, x, context)
     projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
 
+    @ieee
     def vjp(heads: Gradients) -> LayerGradients:
         query, key, value = (
             to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, float_dtype
@@ -72,6 +73,7 @@ class Embedding(Layer):
         if wrong.size:
             raise ValueError(f"ids must be in [0, {self.num_embeddings}), got {wrong[0]}")
 
+        @ieee
         def vjp(grad_value: Any) -> LayerGradients:
             grad = checked_gradient(grad_value, (*ids.shape, self.width))
             total = np.zeros_like(self.weight, accumulation_dtype(self.weight.dtype))

@@ -15,18 +15,13 @@ Rows: TypeAlias = list[tuple[Bound, Bound]]
 class Intervals(NamedTuple):
     """The normal form: a row sees the keys ``[0, prefix)`` and ``[start, stop)``.
 
-    int64 arrays of one shape ``(*batch, L)``, with 0-strides where rows or batch entries agree. Every bound lies in
-    [0, S]; an empty part is ``prefix = 0`` or ``start = stop = 0``; where both parts hold keys, ``prefix < start``.
+    int64 arrays that broadcast to ``(*batch, L)``. Every bound lies in [0, S]; an empty part is ``prefix = 0`` or
+    ``start = stop = 0``; where both parts hold keys, ``prefix < start``.
     """
 
     prefix: Bound
     start: Bound
     stop: Bound
-
-
-def everything(S: int) -> Rows:
-    """Return the set of all keys."""
-    return [(np.zeros((1,), np.int64), np.full((1,), S, np.int64))]
 
 
 def intersection(a: Rows, b: Rows) -> Rows:
@@ -65,7 +60,7 @@ def tidy(rows: Rows, S: int) -> Rows:
     return [(s, e) for s, e, none in zip(start, stop, empty, strict=True) if not none.all()]
 
 
-def normal_form(rows: Rows, S: int, shape: tuple[int, ...]) -> tuple[Intervals, bool]:
+def normal_form(rows: Rows, S: int) -> tuple[Intervals, bool]:
     """Return the set as `Intervals`, and whether they say it all; if not, they are its hull."""
     zero = np.zeros((1,), np.int64)
     parts = tidy(rows, S) or [(zero, zero)]
@@ -79,7 +74,7 @@ def normal_form(rows: Rows, S: int, shape: tuple[int, ...]) -> tuple[Intervals, 
             start, stop = np.where(two, last_start, start), np.where(two, last_stop, stop)
         else:
             stop = np.maximum.reduce([end for _, end in parts])
-    return Intervals(*(np.broadcast_to(bound, shape) for bound in (prefix, start, stop))), exact
+    return Intervals(prefix, start, stop), exact
 
 
 def _sorted(start: Bound, stop: Bound, S: int) -> tuple[Bound, Bound]:

@@ -7,7 +7,7 @@ import numpy as np
 from sdpa_ref.masks.algebra import BooleanArray, Mask, joined
 from sdpa_ref.masks.band import EVERYTHING, Band
 from sdpa_ref.masks.grid import Grid
-from sdpa_ref.masks.intervals import Intervals, everything, intersection, normal_form
+from sdpa_ref.masks.intervals import Intervals, Rows, intersection, normal_form
 
 
 class Normal(NamedTuple):
@@ -29,8 +29,8 @@ class Normal(NamedTuple):
 
 def normal(mask: Mask, grid: Grid) -> Normal:
     """Return the normal form of a mask that is no band, or whose rows lie in documents."""
-    band, rows, arrays, rules = EVERYTHING, everything(grid.S), [], []
-    in_rows: list[Mask] = []
+    band, arrays, rules = EVERYTHING, [], []
+    rows: Rows | None = None
     for part in joined(mask):
         own = part._band() if grid.documents is None else None
         both = None if own is None else band.intersection(own)
@@ -39,20 +39,19 @@ def normal(mask: Mask, grid: Grid) -> Normal:
             continue
         pieces = part._rows(grid)
         if pieces is not None:
-            rows = intersection(rows, pieces)
-            in_rows.append(part)
+            rows = pieces if rows is None else intersection(rows, pieces)
         elif isinstance(part, BooleanArray):
             arrays.append(part)
         else:
             rules.append(part)
-    if not in_rows:
+    if rows is None:
         return Normal(_placed(band, grid), tuple(arrays), tuple(rules))
-    rows = intersection(rows, band.on(grid.positions, 0)) if band is not EVERYTHING else rows
-    intervals, exact = normal_form(rows, grid.S, (*grid.batch, grid.L))
+    if band is not EVERYTHING:
+        rows = intersection(rows, band.on(grid.positions, 0))
+    intervals, exact = normal_form(rows, grid.S)
     if not exact:
         rules += [part for part in joined(mask) if part not in arrays and part not in rules]
-    all_keys = (intervals.start == 0).all() and (intervals.stop == grid.S).all()
-    return Normal(None if all_keys else intervals, tuple(arrays), tuple(rules))
+    return Normal(intervals, tuple(arrays), tuple(rules))
 
 
 def _placed(band: Band, grid: Grid) -> Band | None:

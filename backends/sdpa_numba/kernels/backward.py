@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
-from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
 from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, loader, record_reader, release, splatter, storer, tuple_reader
@@ -227,7 +227,7 @@ def kernel(sizes, general):
         work = (scratch + 63) & -64
         states = work + work_bytes
         blocks = states + p.strip * tile_bytes(p)
-        pack_work = 2 * block * (p.E + p.Ev + OVERHEAD)
+        pack_work, place_work = 2 * block * (p.E + p.Ev) * MOVE, p.width * (p.E + p.Ev) * MOVE
         task = next_task(worker)
         while task < p.units * p.split:
             unit, index = task // p.split, task % p.split
@@ -239,7 +239,7 @@ def kernel(sizes, general):
                     break
                 pack_block(p, a, b, kv, j0, blocks + (j0 - key0) // block * p.block_bytes)
             for first in range(0, tiles, p.strip):
-                if not proceed(worker, 0):
+                if not proceed(worker, p.strip * place_work):
                     break
                 last = min(first + p.strip, tiles)
                 pass_work = 3 * (last - first) * p.width * block * (p.E + p.Ev + OVERHEAD)
@@ -278,12 +278,16 @@ def kernel(sizes, general):
                         for d in range(0, sum_bytes, vector):
                             store(to + d, load(tile.whole + d))
             for j0 in range(key0, key1, block):
+                if not proceed(worker, pack_work):
+                    break
                 keys = block_at(p, blocks + (j0 - key0) // block * p.block_bytes)
                 rows, row = min(block, p.S - j0), (b * p.Hkv + kv) * p.S + j0
                 unpack(rows, p.E, keys.d_keys, p.E_row * size, data(a.d_key) + row * p.E * size)
                 unpack(rows, p.Ev, keys.d_values, p.Ev_row * size, data(a.d_value) + row * p.Ev * size)
             if p.split > 1 and add(p.memory + 8 * unit, 1) == p.split - 1:
                 for x in range(tiles):
+                    if not proceed(worker, p.split * place_work):
+                        break
                     tile = tile_at(p, states, b, kv, x)
                     for other in range(p.split):
                         absorb(p, tile, shares + (other * tiles + x) * sum_bytes, other == 0)

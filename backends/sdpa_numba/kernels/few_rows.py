@@ -12,7 +12,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
-from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
 from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
@@ -105,7 +105,7 @@ def kernel(dtype, sizes):
         task = next_task(worker)
         while task < p.B * p.Hkv * max(chunks, 1):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
-            proceed(worker, n * chunk * (p.E + p.Ev + OVERHEAD))
+            proceed(worker, chunk * ((n + MOVE) * (p.E + p.Ev) + n * OVERHEAD))
             b, kv = unit // p.Hkv, unit % p.Hkv
             place(rows, n, b, kv * p.group, 0, n - 1, p, a)
             states = p.memory + p.counters + unit * chunks * state_bytes

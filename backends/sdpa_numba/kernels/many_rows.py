@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
-from sdpa_numba.runtime.tasks import OVERHEAD, next_task, proceed
+from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
 from sdpa_numba.vector.atomic import add, look
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, release, splatter, storer
@@ -148,7 +148,7 @@ def kernel(dtype, sizes, general, score_mod):
         p, a = read_record(record), read_arrays(record)
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
-        pack_work = block * (p.E + p.Ev + OVERHEAD)
+        pack_work = block * (p.E + p.Ev) * MOVE
         work_bytes = (lanes + 2) * widest * size
         scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
         t = (scratch + 63) & -64
@@ -169,6 +169,7 @@ def kernel(dtype, sizes, general, score_mod):
             while p.packed and look(p.memory + 8 * (b * p.Hkv + kv)) < blocks and proceed(worker, OVERHEAD):
                 pass  # somebody else is at it
             last = min(first + p.strip, p.tiles)
+            proceed(worker, (last - first) * widest * (p.E + p.Ev) * MOVE)
             pass_work = (last - first) * widest * block * (p.E + p.Ev + OVERHEAD)
             low, high, gap_start, gap_stop = p.S, np.int64(0), np.int64(0), p.S
             for index in range(first, last):

@@ -9,6 +9,7 @@ from .call import CALL, CREDIT, GOES_ON, POLL, STOP, TAKEN
 NO_TASK = 2**62
 WORK = 2**27  # multiplications between two polls: some milliseconds
 OVERHEAD = 32  # multiplications in whose time a score becomes a weight
+MOVE = 16  # multiplications in whose time a number moves, from or to memory that nobody has touched
 
 _store = storer("int64")
 
