@@ -1,6 +1,6 @@
 """Attention with learned projections: one head, and several."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, Unpack
 
@@ -8,13 +8,12 @@ import numpy as np
 
 from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
-from sdpa_ref.backend import Gradients
-from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.attend import sdpa_and_weights
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
-from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
+from sdpa_ref.layers.projected import projected, projected_and_vjp
+from sdpa_ref.layers.weights import Axes, checked_weights
 from sdpa_ref.options import LayerOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
 
@@ -92,15 +91,15 @@ class AttentionHead(Layer):
             After dropout where it is given.
         """
         given = known_to_layers(options, LayerOptions)
-        output, weights = sdpa_and_weights(*map(_one_head, _projected(self, x, context)), **given)
+        output, weights = sdpa_and_weights(*map(_one_head, projected(self, x, context)), **given)
         return output[..., 0, :, :], weights[..., 0, :, :]
 
     @spelled_out(LayerOptions)
     def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
         """Return the attention output, and the function that gives its gradients: see `MultiHeadAttention`."""
         given = known_to_layers(options, LayerOptions)
-        projected, to_tokens = _projected_and_vjp(self, x, context)
-        output, to_heads = sdpa_with_vjp(*map(_one_head, projected), **given)
+        heads, to_tokens = projected_and_vjp(self, x, context)
+        output, to_heads = sdpa_with_vjp(*map(_one_head, heads), **given)
         output = output[..., 0, :, :]
 
         def vjp(grad_value: Any) -> LayerGradients:
@@ -195,7 +194,7 @@ class MultiHeadAttention(Layer):
             In the common type of inputs and weights.
         """
         given = known_to_layers(options, LayerOptions)
-        query, key, value = map(self._heads, _projected(self, x, context))
+        query, key, value = map(self._heads, projected(self, x, context))
         return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
 
     @spelled_out(LayerOptions)
@@ -228,8 +227,8 @@ class MultiHeadAttention(Layer):
         (True, (2, 5, 48))
         """
         given = known_to_layers(options, LayerOptions)
-        projected, to_tokens = _projected_and_vjp(self, x, context)
-        attended, to_heads = sdpa_with_vjp(*map(self._heads, projected), layout="LHE", **given)
+        heads, to_tokens = projected_and_vjp(self, x, context)
+        attended, to_heads = sdpa_with_vjp(*map(self._heads, heads), layout="LHE", **given)
         value, to_attended = self.output.value_and_vjp(self._joined(attended))
 
         def vjp(grad_value: Any) -> LayerGradients:
@@ -255,7 +254,7 @@ class MultiHeadAttention(Layer):
             After dropout where it is given.
         """
         given = known_to_layers(options, LayerOptions)
-        query, key, value = map(self._heads, _projected(self, x, context))
+        query, key, value = map(self._heads, projected(self, x, context))
         attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
         return self.output(self._joined(attended)), weights
 
@@ -277,39 +276,6 @@ class MultiHeadAttention(Layer):
 def _one_head(y: Array) -> Array:
     """Return projected tokens with the head axis, ``(..., 1, length, E)``."""
     return y[..., None, :, :]
-
-
-def _tokens(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array]:
-    """Return the tokens that ask and those that answer."""
-    x = checked_input("x", x, "L hidden_size", hidden_size=layer.hidden_size)
-    if context is None:
-        return x, x
-    return x, checked_input("context", context, "S hidden_size", hidden_size=layer.hidden_size)
-
-
-def _projected(layer: AttentionHead | MultiHeadAttention, x: Any, context: Any) -> tuple[Array, Array, Array]:
-    """Return query, key and value, their heads side by side."""
-    x, context = _tokens(layer, x, context)
-    return layer.query(x), layer.key(context), layer.value(context)
-
-
-def _projected_and_vjp(
-    layer: AttentionHead | MultiHeadAttention, x: Any, context: Any
-) -> tuple[list[Array], Callable[[Gradients], LayerGradients]]:
-    """Return query, key and value, and the function that takes the gradients of their heads to the tokens."""
-    alone = context is None
-    x, context = _tokens(layer, x, context)
-    projected = layer.query.value_and_vjp(x), layer.key.value_and_vjp(context), layer.value.value_and_vjp(context)
-
-    @ieee
-    def vjp(heads: Gradients) -> LayerGradients:
-        query, key, value = (
-            to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)
-        )
-        weights, total = of_parts(query=query, key=key, value=value), key.x + value.x
-        return LayerGradients(query.x + total if alone else query.x, None if alone else total, weights, heads.bias)
-
-    return [y for y, _ in projected], vjp
 
 
 def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:
