@@ -286,3 +286,10 @@ def test_pandas_on_the_left_of_an_operator():
     keep = np.tri(4, dtype=bool)
     np.testing.assert_array_equal((pandas.DataFrame(keep) & KeyLengths(2)).dense(4, 4), keep & (np.arange(4) < 2))
     np.testing.assert_array_equal((pandas.Series(keep[1]) | KeyLengths(1)).dense(4, 4), [keep[1]] * 4)
+
+
+def test_biases_that_are_rules_equal_their_copies():
+    slopes = ALiBi([0.5, 0.25])
+    assert slopes == pickle.loads(pickle.dumps(slopes)) == copy.deepcopy(slopes)
+    assert {slopes: 1}[ALiBi([0.5, 0.25])] == 1
+    assert slopes != ALiBi([0.5, 0.5])

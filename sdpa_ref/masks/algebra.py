@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar, dataclass_transform
 
@@ -54,27 +54,7 @@ class Mask(Frozen):
     __pandas_priority__ = 5000  # and so does what is of pandas, whose own are below
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(_short, self._values()))})"
-
-    @property
-    def key(self) -> Any:
-        """What makes two masks equal: type and values, the identity of a function."""
-        return (
-            type(self),
-            *(
-                (v.shape, v.tobytes()) if isinstance(v, np.ndarray) else id(v) if callable(v) else v
-                for v in self._values()
-            ),
-        )
-
-    def _values(self) -> list[Any]:
-        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]  # all are dataclasses
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Mask) and self.key == other.key)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+        return f"{type(self).__name__}({', '.join(map(_short, self.__getstate__().values()))})"
 
     def dense(self, L: int, S: int, *, batch: tuple[int, ...] | None = None, heads: int | None = None,
               query_offset: Any = None) -> np.ndarray[Any, np.dtype[np.bool_]]:  # fmt: skip

@@ -97,9 +97,9 @@ def run(call: bytes) -> None:
 
 def _after_fork_in_child() -> None:
     """Let the child of a fork compile, and forget its parent's threads and limits."""
-    global_compiler_lock.release()
     POOL.forget()
     look_again()
+    global_compiler_lock.release()  # last of all: it raises where a signal kept the fork from taking the lock
 
 
 if hasattr(os, "register_at_fork"):  # the lock, or a child would wait for ever for what another thread was compiling
