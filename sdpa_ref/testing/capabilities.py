@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sdpa_ref.testing.cases import MASKS
+from sdpa_ref.testing.cases import MASKS, SHAPES
 
-OBJECTS = tuple(word for word in MASKS if word not in ("array", "rows", "keys", "heads"))
+OBJECTS = tuple(word for word in MASKS if word not in SHAPES)
 """Masks that are objects; the other words of `cases.MASKS` are boolean arrays."""
 
 _CHOICES = {
