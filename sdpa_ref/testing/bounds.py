@@ -41,6 +41,8 @@ from sdpa_ref.reference import Stages
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ANYTHING = 600.0  # an error of a score with which a weight may be anything, and whose exponential is still finite
+ANYTHING = -np.inf
+"""The mark of numbers that may even be NaN or not: where it depends on underflow whether infinity meets 0."""
 _BLOCK = 1 << 21  # numbers held at a time for the products of weights and values
 
 
@@ -140,9 +142,10 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
     u, tiny, narrow = unit(p.acc_dtype), float(finfo(p.acc_dtype).tiny), p.dtype.itemsize == 2
     weight_unit, lost = (unit(p.dtype), tiny + float(finfo(p.dtype).smallest_subnormal) / 2) if narrow else (0.0, tiny)
     value = per_head(p.value, p)[..., None, :, :]
-    harmful = ~np.isfinite(value)
+    harmful, infinite = ~np.isfinite(value), np.isinf(value)
     value = np.where(harmful, 0, value)
     lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u)
+    counts = exact.biased > -np.inf
     bound = np.empty(exact.output.shape)
     for rows in _blocks(p):
         seen, share, error = (x[..., rows, :, None] for x in (s.seen, s.share, s.error))
@@ -165,10 +168,12 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
             + p.S * tiny
         )
         rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
-        unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
+        may_be = (share * np.exp(error) > 0) | (infinite & counts[..., rows, :, None])  # before the maximum came
+        unsure = (seen & harmful & (share < 2 * lost) & may_be).any(-2)
         sums = (share * values).sum(-2) * s.total[..., rows, :]
-        hopeless = beyond | unsure | (sums >= _half_of_range(p))
-        bound[..., rows, :] = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
+        hopeless = beyond | (sums >= _half_of_range(p))
+        bounded = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
+        bound[..., rows, :] = np.where(unsure, ANYTHING, bounded)
     return bound
 
 

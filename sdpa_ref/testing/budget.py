@@ -115,7 +115,7 @@ def error_budget(
 def rounded(bound: Array, expected: Array, dtype: np.dtype[Any], acc_dtype: np.dtype[Any]) -> Array:
     """Return the bound with the last rounding, and for float64 with the reference's own error."""
     bound = bound * 2 if acc_dtype == np.float64 else bound
-    limits, hopeless = bounds.finfo(dtype), np.isinf(bound) & ~np.isnan(expected)
+    limits, hopeless = bounds.finfo(dtype), np.isposinf(bound) & ~np.isnan(expected) | (bound == bounds.ANYTHING)
     bound = bound + bounds.unit(dtype) * (abs(expected) + bound) + float(limits.smallest_subnormal) / 2
     return np.where(hopeless, np.inf, np.where(np.isfinite(expected), bound, 0))
 

@@ -82,6 +82,8 @@ class Capabilities:
         That a row has the same bits whatever finite numbers the keys hold that it does not see.
     repeatable : bool
         That the same call gives the same bits again.
+    threads : bool
+        That several threads may call it at once.
     error_factor : float
         How many times the error budget it may err. Above 1 it is a confession.
     """
@@ -121,6 +123,7 @@ class Capabilities:
     invariant: bool = False
     private: bool = False
     repeatable: bool = True
+    threads: bool = True
     error_factor: float = 1.0
 
     @classmethod

@@ -27,7 +27,7 @@ REACHES = ("wide", "wide values", "keys", "keys", "queries", "both", "heads", "h
 def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any]) -> Words:
     """Return words for `case`: plain attention in any claimed type, size and layout, but for what `focus` says.
 
-    Every second case reaches for large sizes of one kind, and is small in the others.
+    Most cases reach for large sizes of one kind, and is small in the others.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         "layout": _pick(rng, claims.layouts),
     }
     words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
-    reached = {} if empty or rng.random() < 0.5 else reach(rng, claims, _pick(rng, REACHES))
+    reached = {} if empty or rng.random() < 0.4 else reach(rng, claims, _pick(rng, REACHES))
     chosen = {name: word(rng, claims) if callable(word) else word for name, word in focus.items()}
     words |= reached | chosen
     for name, most in (
@@ -95,6 +95,9 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
 
 def tile_edge(rng: np.random.Generator, most: int) -> int:
     """Return a length on or beside a multiple of a tile, small ones as often as large ones."""
+    if rng.random() < 0.4:  # the powers of two are where most kernels change
+        powers = [1 << n for n in range(5, 13) if 1 << n <= most]
+        return max(1, min(most, int(rng.choice(powers or [1])) + int(rng.integers(-1, 2))))
     tile = int(rng.choice(_TILES))
     times = int(np.exp(rng.uniform(0, np.log(max(1, most // tile) + 1))))
     return max(1, min(most, tile * times + int(rng.integers(-1, 2))))
@@ -190,7 +193,8 @@ def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
             if fewer:
                 fewer[0] = fewer[0].lstrip("&|")
                 yield words | {name: tuple(fewer)}
-    for names in (("L",), ("S",), *((("E",), ("Ev",)) if claims.value_width else (("E", "Ev"),))):
+    alike = ((names,) for names in (("L", "S"), ("E", "Ev")) if words[names[0]] == words[names[1]])
+    for names in (*(pair for one in alike for pair in one), ("L",), ("S",), *((("E",), ("Ev",)) if claims.value_width else ())):
         n = words[names[0]]
         for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n * 3 // 4, n * 7 // 8, n - 16, n - 1)):
             if 0 < fewer_n < n:

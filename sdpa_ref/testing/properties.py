@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws, laws, levels
+from sdpa_ref.testing import draws, laws, levels, memories
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
 from sdpa_ref.testing.cases import EDGES, LOUD, MEMORIES, SHAPES, Case
 from sdpa_ref.testing.judge import Failure
@@ -186,6 +186,19 @@ def _far(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     return words | {"mask": (str(rng.choice(known)),), "numbers": str(rng.choice(("needles", "normal", "ties")))}
 
 
+def _small(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on all options at small sizes, in memory that may be written to."""
+    sizes = {"L": int(rng.integers(1, 9)), "S": int(rng.choice((1, 2, 7, 16, 33, 70))), "E": int(rng.choice((1, 4, 8)))}
+    words = draws.everything(rng, claims) | {"memory": "plain", "poison": False, "numbers": "normal"}
+    return words | sizes | {"Ev": int(rng.choice((1, 3, 8)))}
+
+
+def _square(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on as many queries as keys, of one width, in as many heads."""
+    n, E, H = int(rng.choice((1, 3, 17, 40))), int(rng.choice((1, 4, 16))), int(rng.integers(1, 4))
+    return _small(rng, claims) | {"L": n, "S": n, "E": E, "Ev": E, "heads": (H, H)}
+
+
 def _one_of(*words: str) -> Callable[..., str]:
     return lambda rng, claims: str(rng.choice(words))
 
@@ -334,6 +347,24 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "repeatable", "The same call gives the same bits, and its arguments are left alone.",
         laws.repeats_and_keeps_inputs, _need("repeatable"),
+    ),
+    Property(
+        "own result", "A result is new memory, which no later call changes.", memories.owns_its_result, focus=_small
+    ),
+    Property(
+        "no memory", "A call knows nothing of those before it, whatever the same arrays held then.", memories.forgets,
+        focus=_small,
+    ),
+    Property(
+        "arguments", "Arguments are not written to, not even to be put back.", memories.leaves_arguments_alone,
+        focus=_small,
+    ),
+    Property(
+        "one array", "The same array may be query, key and value.", memories.takes_one_array_thrice, focus=_square
+    ),
+    Property(
+        "threads", "Calls from several threads at once do not disturb one another.", memories.works_in_threads,
+        _need("threads"), _small,
     ),
 )  # fmt: skip
 """All laws, in the order in which they are run."""
