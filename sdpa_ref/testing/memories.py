@@ -98,7 +98,8 @@ def takes_one_array_thrice(target: Target, case: Case) -> Failure | None:
     """
     if len({array.shape[-3:] for array in case.arrays}) > 1:
         return None
-    array = np.array(case.query)
+    lead = np.broadcast_shapes(*(array.shape[:-3] for array in case.arrays))
+    array = np.array(np.broadcast_to(case.query, (*lead, *case.query.shape[-3:])))
     same = replace(case, query=array, key=array, value=array)
     return judged(called(target, "forward", same, *same.arrays, **same.options), same, target.capabilities)
 

@@ -14,6 +14,7 @@ import numpy as np
 from sdpa_ref.testing import draws, power
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Case
+from sdpa_ref.testing.coverage import Drawn
 from sdpa_ref.testing.judge import Declined, Failure
 from sdpa_ref.testing.power import Sight
 from sdpa_ref.testing.properties import PROPERTIES, Property
@@ -22,6 +23,8 @@ from sdpa_ref.testing.target import Target
 ROUNDS, SECONDS = 100, 40.0
 DEEP = 10
 """How many times as many rounds, and as much time, a deep run takes."""
+TIMES = 10
+"""How often a failing case is run again."""
 _SHRINK_CALLS, _SHRINK_SECONDS = 400, 5.0
 Progress = Callable[[Property, int, int], None]  # the law, the round, the failures so far
 
@@ -43,6 +46,10 @@ class Outcome:
         The shrunk one.
     found : Failure, optional
         The same before it was shrunk.
+    round : int
+        In which round it failed, counted from 0.
+    again : int
+        How many of `TIMES` repetitions of the shrunk case failed.
     seconds, shrinking : float
     """
 
@@ -52,6 +59,8 @@ class Outcome:
     missing: str = ""
     failure: Failure | None = None
     found: Failure | None = None
+    round: int = 0
+    again: int = 0
     seconds: float = 0.0
     shrinking: float = 0.0
 
@@ -77,17 +86,22 @@ class Run:
     seed : int
     rounds : int
         How many rounds over all laws were finished.
-    seconds : float
+    limit, seconds : float
+        How much processor time it might take, and took.
     outcomes : tuple of Outcome
-    blind : tuple of Sight
+    drawn : Drawn
+        What the cases that were judged are like.
+    sights : tuple of Sight
         Seeded faults, and at how many of the run's own cases the tolerance would have seen them.
     """
 
     target: Target
     seed: int
     rounds: int
+    limit: float
     seconds: float
     outcomes: tuple[Outcome, ...]
+    drawn: Drawn
     sights: tuple[Sight, ...]
 
     @property
@@ -140,7 +154,7 @@ def check(
     begun, end = time.process_time(), time.process_time() + seconds
     claims = target.capabilities
     outcomes = {law.name: Outcome(law, missing=law.needs(claims)) for law in laws}
-    watch = power.Watch()
+    watch, drawn = power.Watch(), Drawn()
     finished = 0
     for n in range(rounds):
         for law in laws:
@@ -150,8 +164,9 @@ def check(
             if n and time.process_time() > end:
                 break
             progress(law, n, sum(o.failure is not None for o in outcomes.values()))
-            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch)
+            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch, drawn)
             if outcome.failure:
+                outcome.round = n
                 end = min(end + outcome.shrinking / 2, begun + 1.3 * seconds)
                 if stop_at_first:
                     break
@@ -159,7 +174,7 @@ def check(
             finished += 1
             continue
         break
-    return Run(target, seed, finished, time.process_time() - begun, tuple(outcomes.values()), watch.sights())
+    return Run(target, seed, finished, seconds, time.process_time() - begun, tuple(outcomes.values()), drawn, watch.sights())
 
 
 def replay(target: Target, law: Property, recipe: str) -> Failure | None:
@@ -179,7 +194,9 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
     return law.check(target, _case(target, words, seed))
 
 
-def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch) -> None:
+def _one(
+    target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch, drawn: Drawn
+) -> None:
     """Run one case of a law, and shrink it where it fails."""
     begun = time.process_time()
     words, seed = law.draw(rng, target.capabilities)
@@ -191,6 +208,7 @@ def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generat
         return
     finally:
         outcome.seconds += time.process_time() - begun
+    drawn.add(words, law.name)
     if failure is None:
         outcome.cases[str(words["dtype"])] += 1
         watch.look(case)
@@ -198,6 +216,7 @@ def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generat
     outcome.found = failure
     begun = time.process_time()
     outcome.failure = _shrunk(target, law, words, seed, failure)
+    outcome.again = sum(fails(target, law, *draws.parse(outcome.failure.case.recipe)) for _ in range(TIMES))
     outcome.shrinking = time.process_time() - begun
 
 
@@ -221,6 +240,11 @@ def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failur
 def _candidates(words: draws.Words, seed: int, claims: Capabilities) -> Iterable[tuple[draws.Words, int]]:
     """Yield simpler words, each with the seed that failed and with the smallest seeds."""
     return ((fewer, other) for fewer in draws.simpler(words, claims) for other in dict.fromkeys((seed, 0, 1, 2)))
+
+
+def fails(target: Target, law: Property, words: draws.Words, seed: int) -> bool:
+    """Return whether the law fails for these words."""
+    return _fails(target, law, words, seed) is not None
 
 
 def _fails(target: Target, law: Property, words: draws.Words, seed: int) -> Failure | None:
