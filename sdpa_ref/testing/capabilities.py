@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from sdpa_ref.testing.bounds import ARITHMETIC
 from sdpa_ref.testing.cases import MASKS, SHAPES
 
 OBJECTS = tuple(word for word in MASKS if word not in SHAPES)
@@ -22,6 +23,7 @@ _CHOICES = {
     "bias": ("none", "same", "any"),
     "lse_base": ("e", "2"),
     "empty_row": ("zero", "mean", "nan", "any"),
+    "precision": tuple(ARITHMETIC),
 }
 
 
@@ -84,6 +86,14 @@ class Capabilities:
         That the same call gives the same bits again.
     threads : bool
         That several threads may call it at once.
+    precision : str
+        How it computes where that is less than float32 with exact operands: "tf32" or "bfloat16" (operands of all
+        products of matrices), "bfloat16 weights", "float16 weights" (before the product with V), or "float16
+        accumulation". Whatever it is, 16-bit inputs are products' operands as they are, and their weights may be
+        rounded to their type.
+    exp_error : float
+        Largest relative error of its exponential, as of a short polynomial or a table: 0 for one that is right to a few
+        units in the last place.
     error_factor : float
         How many times the error budget it may err. Above 1 it is a confession.
     """
@@ -124,6 +134,8 @@ class Capabilities:
     private: bool = False
     repeatable: bool = True
     threads: bool = True
+    precision: str = "float32"
+    exp_error: float = 0.0
     error_factor: float = 1.0
 
     @classmethod
@@ -198,6 +210,11 @@ class Capabilities:
             self, empty_row="zero", poison=True, nonfinite=True, private=True, invariant=True, error_factor=1.0
         )
 
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """The claims of precision as keywords of `error_budget` and `gradient_budget`."""
+        return {"precision": self.precision, "exp_error": self.exp_error}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the claims as a dictionary that `of` takes."""
         return asdict(self)
@@ -220,6 +237,10 @@ def _checked(name: str, claim: Any, default: Any) -> Any:
         raise ValueError(f"{name}: must be true or false, got {claim!r}")
     if default is None and claim is not None and (isinstance(claim, bool) or not isinstance(claim, int) or claim < 1):
         raise ValueError(f"{name}: must be an integer of at least 1, got {claim!r}")
+    if name == "exp_error":
+        if isinstance(claim, bool) or not isinstance(claim, int | float) or not 0 <= claim < 1:
+            raise ValueError(f"exp_error: must be a number of at least 0 and below 1, got {claim!r}")
+        return float(claim)
     if isinstance(default, float) and not (isinstance(claim, (int, float)) and claim >= 1):
         raise ValueError(f"{name}: must be a number of at least 1, got {claim!r}")
     return claim

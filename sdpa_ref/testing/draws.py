@@ -17,10 +17,10 @@ _WORK = 1 << 20  # B * Hq * L * S * (E + Ev) of a case; more would mean few case
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
 _WIDE = (65, 72, 80, 96, 100, 127, 128, 129, 160, 192, 256, 257, 320, 512)
 _TILES = (16, 32, 64, 128, 256)
-_BEYOND_16_BITS = (32_768, 32_769, 40_000, 65_536, 65_537)
+BEYOND_16_BITS = (32_769, 40_000, 65_537, 70_000)
 _GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 _BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
-REACHES = ("wide", "wide values", "keys", "keys", "queries", "both", "heads", "heads", "entries", "wide heads", "vast")
+REACHES = ("wide", "wide values", "keys", "keys", "queries", "both", "heads", "heads", "entries", "wide heads", "keys and heads")
 """What a case reaches for beyond small sizes: where kernels change their path."""
 
 
@@ -87,10 +87,7 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
         return {"batch": _batch(rng, claims, False, _BATCHES)}
     if what == "wide heads":
         return {"heads": many_heads(rng, claims), "E": _wide(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
-    if rng.random() < 0.8 or most < _BEYOND_16_BITS[-1]:
-        return {"S": tile_edge(rng, most), "heads": many_heads(rng, claims), "L": few}
-    n = int(rng.choice(_BEYOND_16_BITS))
-    return {"S": n, "L": 1, "E": 2} if rng.random() < 0.7 else {"L": n, "S": 3, "E": 2}
+    return {"S": tile_edge(rng, most), "heads": many_heads(rng, claims), "L": few}
 
 
 def tile_edge(rng: np.random.Generator, most: int) -> int:

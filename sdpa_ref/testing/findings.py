@@ -99,12 +99,7 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
                 stability=_stability(o.again),
             )
         )
-    if not tried:
-        return tuple(found)
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = {o.law.name: o for o in run.failures}
-        proven = pool.map(lambda one: _proven(run, outcomes[one.law.name], one, word, options), found[:_TRIED])
-        return (*proven, *found[_TRIED:])
+    return _tried(run, found, word, options) if tried else tuple(found)
 
 
 def groups(found: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
@@ -148,22 +143,35 @@ def _stability(failed: int) -> str:
     return f"only after another call: alone the case passes {TIMES} of {TIMES} times"
 
 
-def _proven(run: Run, o: Outcome, one: Finding, word: str, options: Sequence[str]) -> Finding:
-    """Return the finding with a command that was seen to show the failure, or what is known of why none does."""
-    code = _code(one.command)
-    if code == 1:
-        return one
-    if code != 0:
-        return replace(one, stability=f"{one.stability}; the command was not tried to its end")
-    alone = "only after another call: in a process of its own the case passes" if o.again == TIMES else one.stability
+def _tried(run: Run, found: list[Finding], word: str, options: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the findings with commands that were seen to show them, or what is known of why none does.
+
+    What does not fail alone is looked for in a run of the same cases, one for all of them.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        codes = dict(zip((one.law.name for one in found), pool.map(_code, (one.command for one in found[:_TRIED])), strict=False))
+    outcomes = {o.law.name: o for o in run.failures}
+    quiet = [outcomes[name] for name, code in codes.items() if code == 0]
     laws = [outcome.law for outcome in run.outcomes]
-    some = [] if laws == list(PROPERTIES) else [name for law in laws for name in ("--property", law.name)]
-    whole = ["--seed", str(run.seed), "--rounds", str(o.round + 1), "--seconds", str(max(run.limit, 1.0))]
-    for law in (["--property", o.law.name], some):
-        command = _command(word, options, *whole, *law)
-        if _code(command) == 1:
-            return replace(one, command=command, stability=f"{alone}; the command repeats the calls before it")
-    return replace(one, stability=f"{alone}, and it did not fail again in a run of the same cases")
+    some = [] if laws == list(PROPERTIES) else [word for law in laws for word in ("--property", law.name)]
+    rounds = max((o.round for o in quiet), default=0) + 1
+    limits = "--seed", str(run.seed), "--rounds", str(rounds), "--seconds", f"{max(run.limit, 1.0):g}"
+    whole = _command(word, options, *limits, *some)
+    shows = bool(quiet) and _code(whole) == 1
+
+    def told(one: Finding) -> Finding:
+        code = codes.get(one.law.name, 1)
+        if code == 1:
+            return one
+        if code != 0:
+            return replace(one, stability=f"{one.stability}; the command was not tried to its end")
+        alone = "only after another call: in a process of its own the case passes"
+        alone = alone if outcomes[one.law.name].again == TIMES else one.stability
+        if shows:
+            return replace(one, command=whole, stability=f"{alone}; the command repeats the calls before it")
+        return replace(one, stability=f"{alone}; no command shows it: a run of the same cases passes, too")
+
+    return tuple(map(told, found))
 
 
 def _command(word: str, options: Sequence[str], *more: str) -> str:

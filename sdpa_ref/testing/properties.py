@@ -186,6 +186,16 @@ def _far(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     return words | {"mask": (str(rng.choice(known)),), "numbers": str(rng.choice(("needles", "normal", "ties")))}
 
 
+def _vast_lengths(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on lengths whose indices need more than 15 or 16 bits, now and then, and else on long ones."""
+    most = claims.max_length or 1 << 17
+    words: draws.Words = {"batch": draws.plain_batch(claims), "heads": (1, 1), "E": 2, "Ev": 1, "numbers": "needles"}
+    if rng.random() < 0.2 and most > max(draws.BEYOND_16_BITS):
+        n, few = int(rng.choice(draws.BEYOND_16_BITS)), int(rng.integers(1, 5))
+        return words | ({"S": n, "L": few} if rng.random() < 0.7 else {"L": n, "S": few})
+    return words | {"S": draws.tile_edge(rng, min(most, 1100)), "L": int(rng.integers(1, 9))}
+
+
 def _small(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     """Return a focus on all options at small sizes, in memory that may be written to."""
     sizes = {"L": int(rng.integers(1, 9)), "S": int(rng.choice((1, 2, 7, 16, 33, 70))), "E": int(rng.choice((1, 4, 8)))}
@@ -210,6 +220,9 @@ PROPERTIES: tuple[Property, ...] = (
         focus={"numbers": "needles"},
     ),
     Property("long rows", "Of hundreds of keys none is lost and none counts twice.", laws.agrees, focus=_long),
+    Property(
+        "vast lengths", "Indices of more than 16 bits reach the key that is meant.", laws.agrees, focus=_vast_lengths
+    ),
     Property(
         "one-hot values", "With one-hot values the output is the weights.", laws.reads_weights,
         focus=_masked_and(Ev=lambda rng, claims: 16 if claims.value_width else 32),
