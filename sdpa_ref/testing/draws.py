@@ -15,7 +15,7 @@ from sdpa_ref.testing.cases import BIASES, EDGES, LOUD, MASKS, MEMORIES, NUMBERS
 Words = dict[str, Any]
 _WORK = 1 << 20  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
-_WIDE = (65, 72, 80, 96, 100, 127, 128, 129, 160, 192, 256, 257, 320, 512)
+_WIDE = (65, 65, 72, 80, 80, 96, 96, 127, 128, 128, 129, 160, 192, 256, 257, 320, 512)
 _TILES = (16, 32, 64, 128, 256)
 BEYOND_16_BITS = (32_769, 40_000, 65_537, 70_000)
 _GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
