@@ -55,7 +55,8 @@ def test_equal_seeds_draw_equal_cases_and_others_draw_others():
             seen.append((query.shape, query.dtype.name, float(query.sum())))
             return right(query, key, value, **options)
 
-        check(target(spy, dtypes=["float16", "float32"]), seed=seed, rounds=2, seconds=FOREVER)
+        some = laws("plain", "long rows", "everything", "own result")
+        check(target(spy, dtypes=["float16", "float32"]), seed=seed, rounds=2, seconds=FOREVER, laws=some)
         return seen
 
     assert drawn(1) == drawn(1) != drawn(2)
