@@ -59,10 +59,8 @@ def run(options: argparse.Namespace) -> int:
         return _listed(target, laws, options.json)
     if options.case is not None:
         return _again(target, laws, options)
-    times = runner.DEEP if options.deep else 1
-    seconds = runner.SECONDS * times if options.seconds is None else options.seconds
-    rounds = runner.ROUNDS * times if options.rounds is None else options.rounds
-    if not seconds > 0 or options.seed < 0 or rounds < 1:
+    limited = options.seconds is None or options.seconds > 0
+    if not limited or options.seed < 0 or (options.rounds is not None and options.rounds < 1):
         raise UsageError("--seconds must be above 0, --rounds at least 1, and --seed at least 0")
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -71,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
         result = runner.check(
             target,
             seed=options.seed,
-            seconds=seconds,
-            rounds=rounds,
+            seconds=options.seconds,
+            rounds=options.rounds,
+            deep=options.deep,
             laws=laws,
             progress=lambda law, n, failures: status.update(
                 f"{target.name}: round {n + 1}, {law.name}, {failures} failed"
@@ -100,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _target(options: argparse.Namespace) -> Any:
-    from sdpa_ref.testing.capabilities import Capabilities
+    from sdpa_ref.testing.capabilities import stated
     from sdpa_ref.testing.target import TargetError, resolve
 
     try:
-        claims = None if options.manifest is None else Capabilities.load(options.manifest)
+        claims = None if options.manifest is None else stated(options.manifest)
     except (OSError, ValueError) as error:
         raise UsageError(f"--manifest: {error}") from None
     try:

@@ -122,11 +122,10 @@ def error_budget(
 
 def with_precision(p: Problem, precision: Any, exp_error: float) -> tuple[Problem, bounds.Arithmetic]:
     """Return the problem in the accumulation type that is claimed, and the rest of the claim."""
-    by = bounds.ARITHMETIC.get(precision, bounds.PLAIN) if isinstance(precision, str | None) else bounds.PLAIN
-    plain = precision is None or (isinstance(precision, str) and precision in bounds.ARITHMETIC)
-    acc = (by.acc or p.acc_dtype) if plain else precision
+    named = precision is None or (isinstance(precision, str) and precision in bounds.ARITHMETIC)
+    by = bounds.ARITHMETIC[precision or "float32"] if named else bounds.PLAIN
     try:
-        dtype = np.dtype(acc)
+        dtype = np.dtype((by.acc or p.acc_dtype) if named else precision)
     except TypeError:
         dtype = np.dtype(object)
     if dtype.kind != "f" or dtype.itemsize > 8:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from sdpa_ref.testing.bounds import ARITHMETIC
 from sdpa_ref.testing.cases import MASKS, SHAPES
@@ -25,6 +25,13 @@ _CHOICES = {
     "empty_row": ("zero", "mean", "nan", "any"),
     "precision": tuple(ARITHMETIC),
 }
+
+
+class Precision(TypedDict):
+    """Keywords of `error_budget` and `gradient_budget`."""
+
+    precision: str
+    exp_error: float
 
 
 @dataclass(frozen=True)
@@ -169,15 +176,7 @@ class Capabilities:
         Traceback (most recent call last):
         ValueError: unknown capability 'sofcap', did you mean 'softcap'?
         """
-        names = {f.name: f for f in fields(cls)}
-        checked = {}
-        for name, claim in claims.items():
-            if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-                raise ValueError(f"unknown capability {name!r}{hint}")
-            checked[name] = _checked(name, claim, names[name].default)
-        return cls(**checked)
+        return cls().updated(claims)
 
     @classmethod
     def load(cls, path: Path) -> "Capabilities":
@@ -190,10 +189,25 @@ class Capabilities:
         OSError
             For a file that cannot be read.
         """
-        try:
-            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return cls.of(stated(path))
+
+    def updated(self, claims: Mapping[str, Any]) -> "Capabilities":
+        """Return these capabilities with those that a mapping states; `of` says what it raises.
+
+        Examples
+        --------
+        >>> Capabilities(mask=True).updated({"sink": True}).mask
+        True
+        """
+        names = {f.name: f for f in fields(self)}
+        checked = {}
+        for name, claim in claims.items():
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+                raise ValueError(f"unknown capability {name!r}{hint}")
+            checked[name] = _checked(name, claim, names[name].default)
+        return replace(self, **checked)
 
     @classmethod
     def of_signature(cls, function: Callable[..., Any]) -> "Capabilities":
@@ -211,7 +225,7 @@ class Capabilities:
         )
 
     @property
-    def arithmetic(self) -> dict[str, Any]:
+    def arithmetic(self) -> Precision:
         """The claims of precision as keywords of `error_budget` and `gradient_budget`."""
         return {"precision": self.precision, "exp_error": self.exp_error}
 
@@ -244,3 +258,13 @@ def _checked(name: str, claim: Any, default: Any) -> Any:
     if isinstance(default, float) and not (isinstance(claim, (int, float)) and claim >= 1):
         raise ValueError(f"{name}: must be a number of at least 1, got {claim!r}")
     return claim
+
+
+def stated(path: Path) -> dict[str, Any]:
+    """Return what a TOML file states, checked; `Capabilities.load` says what it raises."""
+    try:
+        claims = tomllib.loads(path.read_text(encoding="utf-8"))
+        Capabilities.of(claims)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return claims

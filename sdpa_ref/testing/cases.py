@@ -318,9 +318,7 @@ _make_mask: dict[str, Callable[..., Any]] = {
     "packed": lambda rng, lead, Hq, L, S: sr.Packed(_documents(rng, L), _documents(rng, S)),
     "tree": _tree,
     "function": lambda rng, lead, Hq, L, S: sr.MaskFunction(lambda b, h, i, j: (i + 2 * j + h + b) % 5 != 0),
-    **{
-        name: lambda rng, lead, Hq, L, S, name=name: _some(rng, _shape(name, lead, Hq, L, S)) for name in SHAPES
-    },
+    **{name: lambda rng, lead, Hq, L, S, name=name: _some(rng, _shape(name, lead, Hq, L, S)) for name in SHAPES},
 }
 
 

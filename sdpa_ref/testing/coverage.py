@@ -105,7 +105,8 @@ def _uses(words: Words, law: str) -> Iterator[tuple[str, str]]:
         yield ("mask" if word in SHAPES else "masks"), word
     if masks:
         yield "mask", ""
-        yield "offsets", {"far": "number"}.get(words.get("offset", "start"), words.get("offset", "start"))
+        offset = str(words.get("offset", "start"))
+        yield "offsets", "number" if offset == "far" else offset
     if len(masks) > 1:
         yield "mask_algebra", ""
     if masks and words.get("bias"):
@@ -138,5 +139,3 @@ def _forbidden(name: str, size: int, claims: Capabilities) -> str:
     claim = most.get(name, "")
     limit = getattr(claims, claim) if claim else None
     return f"{claim} = {limit}" if limit is not None and limit < size else ""
-
-

@@ -20,7 +20,19 @@ _TILES = (16, 32, 64, 128, 256)
 BEYOND_16_BITS = (32_769, 40_000, 65_537, 70_000)
 _GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 _BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
-REACHES = ("wide", "wide values", "keys", "keys", "queries", "both", "heads", "heads", "entries", "wide heads", "keys and heads")
+REACHES = (
+    "wide",
+    "wide values",
+    "keys",
+    "keys",
+    "queries",
+    "both",
+    "heads",
+    "heads",
+    "entries",
+    "wide heads",
+    "keys and heads",
+)
 """What a case reaches for beyond small sizes: where kernels change their path."""
 
 
@@ -63,7 +75,8 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         words["Ev"] = words["E"]
     if words["batch"] is None:
         words |= {"heads": (1, 1), "layout": "HLE"}
-    return _affordable(words, {*reached, *chosen})
+    words = _affordable(words, {*reached, *chosen})
+    return words if claims.value_width else words | dict.fromkeys(("E", "Ev"), min(words["E"], words["Ev"]))
 
 
 def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
@@ -191,7 +204,12 @@ def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
                 fewer[0] = fewer[0].lstrip("&|")
                 yield words | {name: tuple(fewer)}
     alike = ((names,) for names in (("L", "S"), ("E", "Ev")) if words[names[0]] == words[names[1]])
-    for names in (*(pair for one in alike for pair in one), ("L",), ("S",), *((("E",), ("Ev",)) if claims.value_width else ())):
+    for names in (
+        *(pair for one in alike for pair in one),
+        ("L",),
+        ("S",),
+        *((("E",), ("Ev",)) if claims.value_width else ()),
+    ):
         n = words[names[0]]
         for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n * 3 // 4, n * 7 // 8, n - 16, n - 1)):
             if 0 < fewer_n < n:

@@ -82,7 +82,8 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
     tried : bool
         Whether the commands are run, in processes of their own, to see whether they show the failure.
     """
-    found, causes = [], set()
+    found: list[Finding] = []
+    causes: set[Any] = set()
     for o in run.failures:
         if o.failure is None or o.found is None:
             continue
@@ -107,7 +108,7 @@ def groups(found: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
     by_cause: dict[Any, list[Finding]] = {}
     known: dict[Any, Any] = {}  # causes by what tells that it is one of them
     for one in found:
-        signs = [("kind", patterns.signature(draws.parse(one.failure.case.recipe)[0]), one.stability)]
+        signs: list[Any] = [("kind", patterns.signature(draws.parse(one.failure.case.recipe)[0]), one.stability)]
         signs += [("pattern", one.pattern.partition(";")[0])] if one.pattern else []
         signs += [("message", one.failure.message)]
         cause = next((known[sign] for sign in signs if sign in known), one.law.name)
@@ -149,7 +150,9 @@ def _tried(run: Run, found: list[Finding], word: str, options: Sequence[str]) ->
     What does not fail alone is looked for in a run of the same cases, one for all of them.
     """
     with ThreadPoolExecutor(2) as pool:
-        codes = dict(zip((one.law.name for one in found), pool.map(_code, (one.command for one in found[:_TRIED])), strict=False))
+        codes = dict(
+            zip((one.law.name for one in found), pool.map(_code, (one.command for one in found[:_TRIED])), strict=False)
+        )
     outcomes = {o.law.name: o for o in run.failures}
     quiet = [outcomes[name] for name, code in codes.items() if code == 0]
     laws = [outcome.law for outcome in run.outcomes]

@@ -111,9 +111,7 @@ def judged(got: Any, case: Case, claims: Capabilities, what: What = "output", me
     if isinstance(got, Failure):
         return got
     value = case.value
-    budget = error_budget(
-        case.query, case.key, value, what=what, merges=merges, **claims.arithmetic, **case.options
-    )
+    budget = error_budget(case.query, case.key, value, what=what, merges=merges, **claims.arithmetic, **case.options)
     budget = _with_claims(budget, case, claims, what)
     if what == "lse" and claims.lse_base == "2" and isinstance(got, np.ndarray):
         got = (got * _LN2).astype(got.dtype)

@@ -106,6 +106,9 @@ def takes_one_array_thrice(target: Target, case: Case) -> Failure | None:
 
 def works_in_threads(target: Target, case: Case) -> Failure | None:
     """Return the failure of calls that run at the same time, over other numbers and over the same."""
+    alone = judged(called(target, "forward", case, *case.arrays, **case.options), case, target.capabilities)
+    if alone:
+        return alone
     cases = [case, *(_other(target, case, n) for n in range(1, _THREADS))]
     given = [_copied(each) for each in (*cases[:-1], case)]
     given[-1] = given[0]  # the same arrays in two threads
@@ -146,7 +149,12 @@ def _functions(target: Target) -> Iterator[tuple[str, Callable[[Case], Any]]]:
         return call
 
     claims = target.capabilities
-    for name, claimed in (("forward", True), ("state", claims.lse), ("weights", claims.weights), ("vjp", claims.gradients)):
+    for name, claimed in (
+        ("forward", True),
+        ("state", claims.lse),
+        ("weights", claims.weights),
+        ("vjp", claims.gradients),
+    ):
         if claimed:
             yield name, wrapped(name)
 
@@ -222,11 +230,11 @@ def _copied(case: Case) -> Case:
 
 def _filled(held: Case, other: Case) -> Case:
     """Return the case of the other's numbers in the arrays that are held, which are not yet written."""
-    arrays = (a if a.shape == b.shape and a.dtype == b.dtype else b for a, b in zip(held.arrays, other.arrays, strict=True))
+    arrays = (
+        a if a.shape == b.shape and a.dtype == b.dtype else b for a, b in zip(held.arrays, other.arrays, strict=True)
+    )
     query, key, value = arrays
-    options = {
-        name: mine if _alike(mine := held.options.get(name), x) else x for name, x in other.options.items()
-    }
+    options = {name: mine if _alike(mine := held.options.get(name), x) else x for name, x in other.options.items()}
     return replace(other, query=query, key=key, value=value, options=options)
 
 

@@ -127,7 +127,8 @@ def _failure(finding: Finding) -> str:
         f'<section class="failure" id="{escape(finding.law.name.replace(" ", "-"))}">'
         f"<h4>{escape(finding.law.name)}</h4><p>{escape(finding.law.about)}</p>"
         f"<pre>{escape(described(finding.failure, finding.diagnosis))}</pre>{_figures(finding.diagnosis)}"
-        f"<p>It {escape(finding.stability) or 'fails'}. Run it again:</p><pre>{escape(finding.command)}</pre>{first}</section>"
+        f"<p>{escape(finding.stability) or 'It fails'}. Run it again:</p><pre>{escape(finding.command)}</pre>"
+        f"{first}</section>"
     )
 
 

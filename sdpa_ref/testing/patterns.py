@@ -105,16 +105,20 @@ def place_told(failure: Failure) -> str:
     wrong = units > 1
     if not wrong.any() or wrong.all():
         return ""
-    places = [f"{what} {text}" for axis, what in ((-1, "columns"), (-2, "rows"), (-3, "heads")) if (text := _along(wrong, axis))]
+    places = [
+        f"{what} {text}"
+        for axis, what in ((-1, "columns"), (-2, "rows"), (-3, "heads"))
+        if (text := _along(wrong, axis))
+    ]
     flat = wrong.reshape(-1, *wrong.shape[-3:])
-    if len(flat) > 1 and (text := _span(flat.any((-3, -2, -1)))):
+    if len(flat) > 1 and (text := _span(np.asarray(flat.any((-3, -2, -1))))):
         places.append(f"batch entries {text}")
     return f"wrong are only {', '.join(places)}" if places else ""
 
 
 def _along(wrong: Array, axis: int) -> str:
     others = tuple(n for n in range(wrong.ndim) if n != wrong.ndim + axis)
-    return _span(wrong.any(others)) if wrong.shape[axis] > 1 else ""
+    return _span(np.asarray(wrong.any(others))) if wrong.shape[axis] > 1 else ""
 
 
 def _span(wrong: Array) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each law and target."""
     if "sdpa_law" not in metafunc.fixturenames:
@@ -30,12 +31,12 @@ def sdpa_target(sdpa_word: str, pytestconfig: pytest.Config) -> Any:
     """Return the target, and skip where it cannot run here."""
     from dataclasses import replace
 
-    from sdpa_ref.testing.capabilities import Capabilities
+    from sdpa_ref.testing.capabilities import stated
     from sdpa_ref.testing.target import TargetError, resolve
 
     manifest = pytestconfig.getoption("--sdpa-manifest")
     try:
-        target = resolve(sdpa_word, None if manifest is None else Capabilities.load(manifest))
+        target = resolve(sdpa_word, None if manifest is None else stated(manifest))
     except (OSError, ValueError, TargetError) as error:
         raise pytest.UsageError(f"--sdpa-target {sdpa_word}: {error}") from None
     strict = pytestconfig.getoption("--sdpa-strict")

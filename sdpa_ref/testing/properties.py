@@ -180,7 +180,9 @@ def _long(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 def _far(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     """Return a focus on rows and keys beyond the first tiles, and what depends on positions."""
     n = draws.tile_edge(rng, min(520, claims.max_length or 520))
-    known = [word for word in ("causal", "causal", "window", "prefix", "chunked") if claims.mask or word in claims.masks]
+    known = [
+        word for word in ("causal", "causal", "window", "prefix", "chunked") if claims.mask or word in claims.masks
+    ]
     words: draws.Words = {"L": n, "S": n if rng.random() < 0.6 else draws.tile_edge(rng, n), "E": 8, "Ev": 2}
     words |= {"batch": draws.plain_batch(claims), "heads": (1, 1), "offset": draws.an_offset(rng, claims)}
     return words | {"mask": (str(rng.choice(known)),), "numbers": str(rng.choice(("needles", "normal", "ties")))}

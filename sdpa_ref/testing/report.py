@@ -26,7 +26,9 @@ def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
         "versions": {"sdpa_ref": sdpa_ref.__version__, "numpy": np.__version__},
         "passed": run.passed,
         "common_cause": common_cause(found, run.target.capabilities)[0],
-        "causes": [{"pattern": pattern, "properties": [one.law.name for one in some]} for pattern, some in groups(found)],
+        "causes": [
+            {"pattern": pattern, "properties": [one.law.name for one in some]} for pattern, some in groups(found)
+        ],
         "seed": run.seed,
         "rounds": run.rounds,
         "seconds": round(run.seconds, 2),
@@ -115,12 +117,14 @@ def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
             )
     console.print(f"{run.target.name}: {run.target.about}" if run.target.about else run.target.name, markup=False)
     console.print(table)
-    cause, names = common_cause(found, run.target.capabilities)
+    cause, _ = common_cause(found, run.target.capabilities)
     if cause:
         console.print(f"{cause}\n", style="bold red", markup=False, soft_wrap=True)
     for number, (pattern, some) in enumerate(groups(found), 1):
         laws = ", ".join(one.law.name for one in some)
-        console.print(f"CAUSE {number}: {pattern or 'see below'} (in {laws})", style="bold red", markup=False, soft_wrap=True)
+        console.print(
+            f"CAUSE {number}: {pattern or 'see below'} (in {laws})", style="bold red", markup=False, soft_wrap=True
+        )
         for n, one in enumerate(some):
             console.print(f"FAILED {one.law.name}: {one.law.about}", style="bold", markup=False)
             if not n:

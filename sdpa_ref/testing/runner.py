@@ -7,7 +7,8 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.coverage import Drawn
 from sdpa_ref.testing.judge import Declined, Failure
 from sdpa_ref.testing.power import Sight
-from sdpa_ref.testing.properties import PROPERTIES, Property
-from sdpa_ref.testing.target import Target
+from sdpa_ref.testing.properties import BY_NAME, PROPERTIES, Property
+from sdpa_ref.testing.target import Claims, Target, as_target
 
 ROUNDS, SECONDS = 100, 40.0
 DEEP = 10
@@ -116,29 +117,39 @@ class Run:
 
 
 def check(
-    target: Target,
+    target: Any,
     *,
+    capabilities: Claims = None,
+    strict: bool = False,
     seed: int = 0,
-    seconds: float = SECONDS,
-    rounds: int = ROUNDS,
-    laws: Sequence[Property] = PROPERTIES,
+    seconds: float | None = None,
+    rounds: int | None = None,
+    deep: bool = False,
+    laws: Sequence[Property | str] = PROPERTIES,
     stop_at_first: bool = False,
     progress: Progress = lambda law, n, failures: None,
 ) -> Run:
     """Return what a run of the laws on the target found.
 
-    Equal seeds draw equal cases in the same order; the limit of time only says how many of them.
+    Equal seeds draw equal cases in the same order; the limits only say how many of them.
 
     Parameters
     ----------
-    target : Target
+    target : Target, callable or str
+        A function ``(query, key, value, **options)``, or what ``sdpa-ref check`` takes.
+    capabilities : Capabilities or mapping, optional
+        What it claims; a mapping adds to what it claims by itself.
+    strict : bool
+        Whether the claimed features are held to all rules of this project.
     seed : int
-    seconds : float
-        Of processor time, in all threads of this process. After the first round, which is always finished, no case is
-        begun after that. Shrinking failures counts half.
-    rounds : int
-        How many cases a law gets at most.
-    laws : sequence of Property
+    seconds : float, optional
+        Of processor time, in all threads of this process, by default 40. After the first round, which is always
+        finished, no case is begun after that. Shrinking failures counts half.
+    rounds : int, optional
+        How many cases a law gets at most, by default 100.
+    deep : bool
+        Ten times as many rounds, and as many seconds, by default.
+    laws : sequence of Property or str
     stop_at_first : bool
         Whether the first failure ends the run.
     progress : callable
@@ -151,13 +162,18 @@ def check(
     >>> run.passed, len(run.failures)
     (True, 0)
     """
+    target = as_target(target, capabilities)
+    target = replace(target, capabilities=target.capabilities.strict()) if strict else target
+    seconds = SECONDS * (DEEP if deep else 1) if seconds is None else seconds
+    rounds = ROUNDS * (DEEP if deep else 1) if rounds is None else rounds
+    chosen = [BY_NAME[law] if isinstance(law, str) else law for law in laws]
     begun, end = time.process_time(), time.process_time() + seconds
     claims = target.capabilities
-    outcomes = {law.name: Outcome(law, missing=law.needs(claims)) for law in laws}
+    outcomes = {law.name: Outcome(law, missing=law.needs(claims)) for law in chosen}
     watch, drawn = power.Watch(), Drawn()
     finished = 0
     for n in range(rounds):
-        for law in laws:
+        for law in chosen:
             outcome = outcomes[law.name]
             if outcome.missing or outcome.failure:
                 continue
@@ -174,7 +190,9 @@ def check(
             finished += 1
             continue
         break
-    return Run(target, seed, finished, seconds, time.process_time() - begun, tuple(outcomes.values()), drawn, watch.sights())
+    return Run(
+        target, seed, finished, seconds, time.process_time() - begun, tuple(outcomes.values()), drawn, watch.sights()
+    )
 
 
 def replay(target: Target, law: Property, recipe: str) -> Failure | None:

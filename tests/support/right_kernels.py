@@ -1,6 +1,7 @@
-"""Right kernels of different precision, a line each: what the suite must not call wrong where they say what they are."""
+"""Right kernels of different precision: what the suite must not call wrong where they say what they are."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -79,8 +80,8 @@ class Kernel:
             cap = s.dtype.type(options["softcap"])
             s = cap * np.tanh(s / cap)
         if "bias" in options:
-            s = s + np.clip(options["bias"], -np.finfo(s.dtype).max, np.finfo(s.dtype).max, where=options["bias"] > -np.inf,
-                            out=np.full(options["bias"].shape, -np.inf, options["bias"].dtype)).astype(s.dtype)  # fmt: skip
+            most, bias = np.finfo(s.dtype).max, options["bias"]
+            s = s + np.where(bias > -np.inf, np.clip(bias, -most, most), bias).astype(s.dtype)
         return np.where(options.get("mask", True), s, -np.inf).astype(s.dtype)
 
     def operands(self, *arrays):
@@ -120,7 +121,7 @@ class Kernel:
                 w = e / np.where(z == 0, 1, z)
                 return self.mix(self.weight(w), v).astype(query.dtype), (m + np.log(z))[..., 0]
             cuts = [S * n // self.splits for n in range(self.splits + 1)]
-            parts = [self.folded(s, v, slice(a, b)) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+            parts = [self.folded(s, v, slice(a, b)) for a, b in pairwise(cuts) if b > a]
             m = np.max([part[0] for part in parts], 0)
             base = np.where(m == -np.inf, 0, m)
             shrinks = [self.exp(part[0] - base).astype(s.dtype) for part in parts]

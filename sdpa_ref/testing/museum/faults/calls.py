@@ -81,7 +81,9 @@ def _written(name: str) -> Any:
         output = forward(*arrays, **options)
         given = options.get(name)
         if isinstance(given, np.ndarray) and given.flags.writeable and given.size:
-            given[(0,) * given.ndim] = ~given[(0,) * given.ndim] if given.dtype == bool else given[(0,) * given.ndim] - 1
+            given[(0,) * given.ndim] = (
+                ~given[(0,) * given.ndim] if given.dtype == bool else given[(0,) * given.ndim] - 1
+            )
         return output
 
     return through

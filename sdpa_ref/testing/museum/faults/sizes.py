@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table reads better with a row a line)
 """Faults that begin at some size: kernels take another path there, and nobody tested it.
 
 Each is a plain mistake at a plain condition, made for this museum; the others of it stand for public bugs.
@@ -133,7 +134,9 @@ def _causal_from(row: int) -> Kernel:
 def _window(wrong: Callable[[Any], bool]) -> Kernel:
     return _rule(
         sr.Window,
-        lambda m, at, call: visibility.window(at, m.left + 1 if m.left is not None and wrong(m.left) else m.left, m.right),
+        lambda m, at, call: visibility.window(
+            at, m.left + 1 if m.left is not None and wrong(m.left) else m.left, m.right
+        ),
     )
 
 
