@@ -97,11 +97,12 @@ def _row(sighting: Sighting) -> str:
 
 _INTRODUCTION = """# The bug museum
 
-A suite is as good as the bugs that it finds. The museum holds {exhibits} small kernels, each wrong in one step and in
-the way of a public bug, whose address it carries. They share a tiled online-softmax kernel in NumPy that is right,
+A suite is as good as the bugs that it finds. The museum holds {exhibits} small kernels, each wrong in one step: most in
+the way of a public bug, whose address they carry, those of *sizes* and *calls* in a way that was made up, at a size where
+kernels take another path, or by what one call leaves to the next. They share a tiled online-softmax kernel in NumPy that is right,
 passes the suite itself, and shares nothing with the reference; an exhibit differs from it in nothing but that step.
 
-The suite, with its default settings and its default limit of {seconds:.0f} s each, saw {killed} of {exhibits}.
+The suite, with its default settings and its default limit of {seconds:.0f} s of processor time each, saw {killed} of {exhibits}.
 This page is written by
 
 ```
