@@ -1,4 +1,4 @@
-"""The judge of kernels: it sees what begins at a size or with a call, says what it did not see, and passes the right."""
+"""The judge of kernels sees what begins at a size or with a call, says what it did not see, and passes the right."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def test_errors_of_operands_act_in_the_exponent():
     q, k, v = case(0, L=4, S=9, E=16, Ev=4).arrays
     calm, loud = (error_budget(s * q, k, v, what="lse", precision="tf32").bound.max() for s in (1, 100))
     assert loud > 50 * calm
-    with pytest.raises(ValueError, match="precision must be .* tf32"):
+    with pytest.raises(ValueError, match=r"precision must be .* tf32"):
         error_budget(q, k, v, precision="tf33")
 
 

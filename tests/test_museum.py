@@ -43,7 +43,7 @@ def test_a_fault_of_ones_own():
         """
         return 1.1 * museum.Kernel().scale(call)
 
-    assert museum.see(ten_percent).property == "plain"
+    assert museum.see(ten_percent).property == "needles"
 
 
 def test_command(capsys):
@@ -57,7 +57,7 @@ def test_command_json(capsys):
     assert cli.main(["museum", "--fault", "scale twice", "--json"]) == 0
     (seen,) = json.loads(capsys.readouterr().out)
     assert seen["fault"] == "scale twice"
-    assert seen["property"] == "plain"
+    assert seen["property"] == "needles"
     assert seen["seconds"] > 0
 
 

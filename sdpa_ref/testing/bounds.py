@@ -24,9 +24,9 @@ the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a 
 6. **A merge of states** rounds output and lse once more, and errs in the shares by twice the error of the lse.
 7. **The result** is rounded to its type.
 8. **Claims of less** (`Arithmetic`) enter where they act. Operands of products with a relative error r add
-   ``(2 r + r**2) |scale| |q|.|k|`` to the score, and so err in the exponent, and r times the sums of absolute values to
-   the product with V; weights of a narrower type add theirs to step 5; an exponential with a relative error of x adds ``(2 +
-   log2(1 + n / 16)) x`` to d, as often as a maximum among blocks of 16 keys in random order is likely to grow.
+   ``(2 r + r**2) |scale| |q|.|k|`` to the score, and so err in the exponent, and r times the sums of absolute values
+   to the product with V; weights of a narrower type add theirs to step 5; an exponential with a relative error of x
+   adds ``(2 + log2(1 + n / 16)) x`` to d, as often as a maximum among blocks of 16 keys in random order may grow.
 
 The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(n + 16) for the sum,
 and by 4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of

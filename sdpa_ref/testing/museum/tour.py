@@ -46,7 +46,7 @@ def see(fault: Fault, *, seed: int = 0, seconds: float = SECONDS) -> Sighting:
     Examples
     --------
     >>> see(FAULTS["scale twice"]).property
-    'plain'
+    'needles'
     """
     begun = time.process_time()
     run = check(fault.target, seed=seed, seconds=seconds, stop_at_first=True)
@@ -98,12 +98,13 @@ def _row(sighting: Sighting) -> str:
 _INTRODUCTION = """# The bug museum
 
 A suite is as good as the bugs that it finds. The museum holds {exhibits} small kernels, each wrong in one step: most in
-the way of a public bug, whose address they carry, those of *sizes* and *calls* in a way that was made up, at a size where
-kernels take another path, or by what one call leaves to the next. They share a tiled online-softmax kernel in NumPy that is right,
-passes the suite itself, and shares nothing with the reference; an exhibit differs from it in nothing but that step.
+the way of a public bug, whose address they carry; those of *sizes* and *calls* in a way that was made up, at a size
+where kernels take another path, or by what one call leaves to the next. They share a tiled online-softmax kernel in
+NumPy that is right, passes the suite itself, and shares nothing with the reference; an exhibit differs from it in
+nothing but that step.
 
-The suite, with its default settings and its default limit of {seconds:.0f} s of processor time each, saw {killed} of {exhibits}.
-This page is written by
+The suite, with its default settings and its default limit of {seconds:.0f} s of processor time each, saw {killed} of
+{exhibits}. This page is written by
 
 ```
 sdpa-ref museum --markdown docs/museum.md
