@@ -44,6 +44,7 @@ from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LOST = 100.0  # an error of scores beyond which shares say nothing any more
 _ANYTHING = 600.0  # an error of a score with which a weight may be anything, and whose exponential is still finite
 ANYTHING = -np.inf
 """The mark of numbers that may even be NaN or not: where it depends on underflow whether infinity meets 0."""
@@ -130,8 +131,10 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
     inexact = (2 + np.log2(1 + p.S / 16)) * by.exponential
     error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4) + inexact, 0)
-    error = np.minimum(error, _ANYTHING)
     share, sink_share = np.where(counts, soft.weights, 0), soft.sink[..., None]
+    most = error.max(-1, keepdims=True, initial=0)
+    rival = counts & (most > _LOST) & (score - lse + error + most > -_LOST)  # it may win, whatever its share is
+    error = np.minimum(error, _ANYTHING)
     sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4) + inexact, 0)
     floor = (share * np.exp(-error)).sum(-1, keepdims=True) + sink_share * np.exp(-sink_error)
     factor = 1.0 if p.dropout is None else p.dropout.factor * p.dropout.keep(seen.shape, first_row=p.first_row)
@@ -140,7 +143,7 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
         share=share,
         factor=np.broadcast_to(factor, seen.shape),
         error=error,
-        change=np.where(share > 0, share * np.expm1(error), 0),
+        change=np.where(rival, np.maximum(share * np.expm1(error), 1), np.where(share > 0, share * np.expm1(error), 0)),
         floor=np.where(floor == 0, 1, floor),
         sink_share=sink_share,
         sink_change=sink_share * np.expm1(sink_error),

@@ -226,6 +226,8 @@ bent.derivative = _bent_slope  # type: ignore[attr-defined]
 def edge(rng: np.random.Generator, n: int, shape: Any) -> Array:
     """Return indices below n, among which the first, the last and those at the edges of tiles are common."""
     likely = [0, n - 1, *(j for at in (16, 32, 64, 128, 256, 512, 1024, 2048) for j in (at - 1, at) if j < n)]
+    if n > 1 << 15:
+        likely = [n - 1, n - 1, *(j for j in (32_767, 32_768, 65_535, 65_536) if j < n)]
     indices: Array = np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
     return indices
 
