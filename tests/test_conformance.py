@@ -47,6 +47,10 @@ def test_every_backend_passes_every_law(backend):
     assert {outcome.status for outcome in run.outcomes} <= {"passed", "not claimed"}
 
 
+def test_a_backend_of_another_distribution_is_reached_by_its_entry_point():
+    assert check("loopback", rounds=1, laws=["plain", "lse", "weights", "gradients"], seconds=FOREVER).passed
+
+
 def test_equal_seeds_draw_equal_cases_and_others_draw_others():
     def drawn(seed):
         seen = []

@@ -45,6 +45,9 @@ class Property:
     needs: Callable[[Capabilities], str] = lambda claims: ""
     focus: Focus = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return self.name
+
     def draw(self, rng: np.random.Generator, claims: Capabilities) -> tuple[draws.Words, int]:
         """Return the words and the seed of a case."""
         focus = self.focus(rng, claims) if callable(self.focus) else self.focus
