@@ -17,7 +17,7 @@ settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-STAND_INS = {"broken", "picky", "missing"}  # they exist to fail
+STAND_INS = {"broken", "picky", "missing", "loopback"}  # they exist to fail, or to prove the way to a backend
 OTHER_ARRAYS = {"cupy"}
 ON_REQUEST = {"arrays", "fibers"}  # by SDPA_TEST_REQUIRE; tests/gpu holds all of these to the laws
 REQUIRED = set(filter(None, os.environ.get("SDPA_TEST_REQUIRE", "").split(",")))
@@ -40,6 +40,8 @@ def pytest_generate_tests(metafunc):
     """Run a test that asks for a `backend` on each of them, for a `gradient_backend` on each that has gradients."""
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", BACKENDS)
+    if "fast_backend" in metafunc.fixturenames:  # the reference agrees with itself
+        metafunc.parametrize("fast_backend", [backend for backend in BACKENDS if backend.values[0] != "reference"])
     if "gradient_backend" in metafunc.fixturenames:
         able = [backend for backend in BACKENDS if backend.marks or "vjp" in sdpa_ref.load(backend.values[0]).TASKS]
         metafunc.parametrize("gradient_backend", able)

@@ -47,6 +47,10 @@ def test_every_backend_passes_every_law(backend):
     assert {outcome.status for outcome in run.outcomes} <= {"passed", "not claimed"}
 
 
+def test_a_backend_of_another_distribution_is_reached_by_its_entry_point():
+    assert check("loopback", rounds=1, laws=["plain", "lse", "weights", "gradients"], seconds=FOREVER).passed
+
+
 def test_equal_seeds_draw_equal_cases_and_others_draw_others():
     def drawn(seed):
         seen = []
@@ -55,7 +59,8 @@ def test_equal_seeds_draw_equal_cases_and_others_draw_others():
             seen.append((query.shape, query.dtype.name, float(query.sum())))
             return right(query, key, value, **options)
 
-        check(target(spy, dtypes=["float16", "float32"]), seed=seed, rounds=2, seconds=FOREVER)
+        some = laws("plain", "long rows", "everything", "own result")
+        check(target(spy, dtypes=["float16", "float32"]), seed=seed, rounds=2, seconds=FOREVER, laws=some)
         return seen
 
     assert drawn(1) == drawn(1) != drawn(2)

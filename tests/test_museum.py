@@ -10,13 +10,13 @@ from sdpa_ref import cli
 from sdpa_ref.testing import museum
 from sdpa_ref.testing.runner import check
 
-EVERY = 1 if settings.default.max_examples >= 1000 else 12  # all in the nightly profile
+EVERY = 1 if settings.default.max_examples >= 1000 else 24  # all in the nightly profile
 FAULTS = list(museum.FAULTS.values())[::EVERY]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_kernel_without_a_fault_passes(seed):
-    run = check(museum.target_of(museum.Kernel()), seed=seed, seconds=4)
+    run = check(museum.target_of(museum.Kernel()), seed=seed, rounds=6, seconds=float("inf"))
     assert run.passed, [(failed.law.name, failed.failure.message) for failed in run.failures]
 
 
@@ -29,7 +29,8 @@ def test_faults_say_what_is_wrong_and_where_it_was():
     assert len(museum.FAULTS) >= 45
     for fault in museum.FAULTS.values():
         assert fault.wrong.endswith("."), fault.name
-        assert fault.address.startswith("https://github.com/"), fault.name
+        made_up = fault in museum.ROOMS["sizes"] + museum.ROOMS["calls"]
+        assert fault.address == "" if made_up else fault.address.startswith("https://github.com/"), fault.name
     assert len({fault.wrong for fault in museum.FAULTS.values()}) == len(museum.FAULTS)
 
 
@@ -42,7 +43,7 @@ def test_a_fault_of_ones_own():
         """
         return 1.1 * museum.Kernel().scale(call)
 
-    assert museum.see(ten_percent).property == "plain"
+    assert museum.see(ten_percent).property == "needles"
 
 
 def test_command(capsys):
@@ -56,7 +57,7 @@ def test_command_json(capsys):
     assert cli.main(["museum", "--fault", "scale twice", "--json"]) == 0
     (seen,) = json.loads(capsys.readouterr().out)
     assert seen["fault"] == "scale twice"
-    assert seen["property"] == "plain"
+    assert seen["property"] == "needles"
     assert seen["seconds"] > 0
 
 
@@ -92,4 +93,4 @@ def test_wrong_use(arguments, message, capsys):
 
 def test_page_of_the_documentation_has_them_all():
     page = (Path(__file__).parents[1] / "docs" / "museum.md").read_text(encoding="utf-8")
-    assert [name for name in museum.FAULTS if f"[{name}](" not in page] == []
+    assert [name for name in museum.FAULTS if f"| [{name}](" not in page and f"| {name}: " not in page] == []

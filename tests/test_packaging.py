@@ -16,6 +16,11 @@ import sdpa_ref
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = "numba cupy matplotlib PIL rich ml_dtypes safetensors platformdirs hypothesis pytest onnx torch".split()
+PROOFS = (
+    *(f"sdpa_ref/testing/{name}" for name in ("golden/", "museum/", "tightness.py")),
+    *(f"sdpa_cupy/launch/{name}/" for name in ("fibers", "ptx")),
+)
+"""What stays in the checkout."""
 # Refuses whatever is neither of the standard library nor NumPy nor of the project.
 ONLY_NUMPY = """
 import sys
@@ -68,8 +73,28 @@ def test_wheel_has_the_packages_and_nothing_else(wheel):
         files = {
             path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.suffix != ".pyc"
         }
-        assert {name.partition("/")[2] for name in wheel.namelist() if name.startswith(f"{package}/")} == files
+        shipped = {file for file in files if not f"{package}/{file}".startswith(PROOFS)}
+        assert {name.partition("/")[2] for name in wheel.namelist() if name.startswith(f"{package}/")} == shipped
         assert "py.typed" in files
+
+
+def test_wheel_is_small(wheel):
+    """It was 1.4 MB with golden vectors, museum and emulators."""
+    assert Path(wheel.filename).stat().st_size < 360_000
+
+
+def test_wheel_without_the_museum_says_where_it_is(wheel, tmp_path):
+    wheel.extractall(tmp_path)
+    code = "import sdpa_ref.cli; raise SystemExit(sdpa_ref.cli.main(['museum', '--list']) - 1)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr
+    assert "run this in a checkout" in run.stderr
 
 
 def test_wheel_says_what_it_needs(wheel):

@@ -30,7 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--strict", action="store_true", help="hold the claimed features to all of this project's rules"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="T", help="limit of time (default: 30)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="how many cases a property gets at most (default: 100)")
+    parser.add_argument("--seconds", type=float, metavar="T", help="limit of processor time (default: 40)")
+    parser.add_argument("--deep", action="store_true", help="ten times as many cases, and as much time")
     parser.add_argument("--property", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--case", metavar="RECIPE", help="run one case of one property again")
     parser.add_argument("--list", action="store_true", help="list the properties, and which of them would be tested")
@@ -38,6 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to be read in a browser")
     parser.add_argument(
         "--save", type=Path, metavar="DIR", help="write each failure as a script, numbers and an ONNX test"
+    )
+    parser.add_argument(
+        "--untried", action="store_true", help="print the commands that show failures again without trying them first"
     )
 
 
@@ -47,15 +52,16 @@ def run(options: argparse.Namespace) -> int:
         from rich.console import Console
     except ImportError as error:
         raise Failure(f'the suite needs {error.name}: pip install "sdpa-ref[test]"') from None
-    from sdpa_ref.testing import report, runner
+    from sdpa_ref.testing import findings, report, runner
 
     target, laws = _target(options), _laws(options.property)
     if options.list:
         return _listed(target, laws, options.json)
     if options.case is not None:
         return _again(target, laws, options)
-    if options.seconds <= 0 or options.seed < 0:
-        raise UsageError("--seconds must be above 0, and --seed at least 0")
+    limited = options.seconds is None or options.seconds > 0
+    if not limited or options.seed < 0 or (options.rounds is not None and options.rounds < 1):
+        raise UsageError("--seconds must be above 0, --rounds at least 1, and --seed at least 0")
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
@@ -64,13 +70,16 @@ def run(options: argparse.Namespace) -> int:
             target,
             seed=options.seed,
             seconds=options.seconds,
+            rounds=options.rounds,
+            deep=options.deep,
             laws=laws,
             progress=lambda law, n, failures: status.update(
                 f"{target.name}: round {n + 1}, {law.name}, {failures} failed"
             ),
         )
         status.update(f"{target.name}: diagnosis")
-        found = report.findings(result, options.target, *report.claims_options(options.manifest, options.strict))
+        claims = findings.claims_options(options.manifest, options.strict)
+        found = findings.findings(result, options.target, *claims, tried=not options.untried)
     if options.html:
         from sdpa_ref.testing.page import page
 
@@ -90,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _target(options: argparse.Namespace) -> Any:
-    from sdpa_ref.testing.capabilities import Capabilities
+    from sdpa_ref.testing.capabilities import stated
     from sdpa_ref.testing.target import TargetError, resolve
 
     try:
-        claims = None if options.manifest is None else Capabilities.load(options.manifest)
+        claims = None if options.manifest is None else stated(options.manifest)
     except (OSError, ValueError) as error:
         raise UsageError(f"--manifest: {error}") from None
     try:
@@ -129,24 +138,25 @@ def _listed(target: Any, laws: Any, as_json: bool) -> int:
 
 def _again(target: Any, laws: Any, options: argparse.Namespace) -> int:
     """Run one case again, print what comes out, and write it where that is asked for."""
-    from sdpa_ref.testing import report, runner
+    from sdpa_ref.testing import findings, runner
     from sdpa_ref.testing.counterexample import described
     from sdpa_ref.testing.judge import Declined
 
     if len(laws) != 1:
         raise UsageError("--case needs one --property NAME")
     try:
-        failure = runner.replay(target, laws[0], options.case)
+        repeated = (runner.replay(target, laws[0], options.case) for _ in range(runner.TIMES))
+        failure = next(filter(None, repeated), None)  # some fail only now and then
     except ValueError as error:
         raise UsageError(f"--case: {error}") from None
     except Declined as reason:
         print(f"{laws[0].name}: {target.name} declines this case: {reason}")
         return 0
     if failure is None:
-        print(f"{laws[0].name}: {target.name} passes {options.case}")
+        print(f"{laws[0].name}: {target.name} passes {options.case}, {runner.TIMES} of {runner.TIMES} times")
         return 0
-    claims = report.claims_options(options.manifest, options.strict)
-    finding = report.finding(target, laws[0], failure, options.target, *claims)
+    claims = findings.claims_options(options.manifest, options.strict)
+    finding = findings.finding(target, laws[0], failure, options.target, *claims)
     print(f"FAILED {laws[0].name}: {described(failure, finding.diagnosis)}")
     for path in _save(finding, options.save) if options.save else ():
         print(path)

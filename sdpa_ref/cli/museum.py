@@ -25,7 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--fault", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--list", action="store_true", help="list the faults and the bugs that they stand for")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="T", help="limit of time for each (default: 30)")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, metavar="T", help="limit of processor time for each (default: 40)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page of the documentation")
@@ -38,7 +40,10 @@ def run(options: argparse.Namespace) -> int:
         from rich.progress import track
     except ImportError as error:
         raise Failure(f'the museum needs {error.name}: pip install "sdpa-ref[test]"') from None
-    from sdpa_ref.testing import museum
+    try:
+        from sdpa_ref.testing import museum
+    except ImportError:
+        raise Failure("the museum is no part of the wheel: run this in a checkout, after pip install -e .") from None
 
     faults = _chosen(options.fault, museum.FAULTS)
     if options.list:
@@ -71,7 +76,7 @@ def _listed(faults: Sequence[Any], as_json: bool) -> int:
         print(json.dumps([{"fault": f.name, "wrong": f.wrong, "address": f.address} for f in faults], indent=2))
         return 0
     for fault in faults:
-        print(f"{fault.name}\n  {fault.wrong}\n  {fault.address}")
+        print(f"{fault.name}\n  {fault.wrong}\n  {fault.address or 'made up'}")
     return 0
 
 

@@ -23,6 +23,10 @@ the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a 
    normal number may become 0, and 16-bit ones be off by half the smallest subnormal number.
 6. **A merge of states** rounds output and lse once more, and errs in the shares by twice the error of the lse.
 7. **The result** is rounded to its type.
+8. **Claims of less** (`Arithmetic`) enter where they act. Operands of products with a relative error r add
+   ``(2 r + r**2) |scale| |q|.|k|`` to the score, and so err in the exponent, and r times the sums of absolute values
+   to the product with V; weights of a narrower type add theirs to step 5; an exponential with a relative error of x
+   adds ``(2 + log2(1 + n / 16)) x`` to d, as often as a maximum among blocks of 16 keys in random order may grow.
 
 The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(n + 16) for the sum,
 and by 4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of
@@ -40,8 +44,44 @@ from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LOST = 100.0  # an error of scores beyond which shares say nothing any more
 _ANYTHING = 600.0  # an error of a score with which a weight may be anything, and whose exponential is still finite
+ANYTHING = -np.inf
+"""The mark of numbers that may even be NaN or not: where it depends on underflow whether infinity meets 0."""
 _BLOCK = 1 << 21  # numbers held at a time for the products of weights and values
+
+
+class Arithmetic(NamedTuple):
+    """What a kernel computes with, beside the accumulation type.
+
+    Attributes
+    ----------
+    acc : str
+        The accumulation type, "" for what this library asks of a backend.
+    operand : float
+        Largest relative error of a number that goes into a product of matrices.
+    weight : float
+        Largest relative error of a weight that goes into the product with V, beside what 16-bit inputs allow.
+    exponential : float
+        Largest relative error of an exponential.
+    """
+
+    acc: str = ""
+    operand: float = 0.0
+    weight: float = 0.0
+    exponential: float = 0.0
+
+
+ARITHMETIC = {
+    "float32": Arithmetic(),
+    "tf32": Arithmetic(operand=2.0**-10, weight=2.0**-10),
+    "bfloat16": Arithmetic(operand=2.0**-8, weight=2.0**-8),
+    "bfloat16 weights": Arithmetic(weight=2.0**-8),
+    "float16 weights": Arithmetic(weight=2.0**-11),
+    "float16 accumulation": Arithmetic(acc="float16", weight=2.0**-11),
+}
+"""By what `Capabilities.precision` calls them. The 11 bits of TF32 may be rounded or cut off."""
+PLAIN = Arithmetic()
 
 
 class Softmax(NamedTuple):
@@ -78,21 +118,24 @@ def gamma(n: Any, u: float) -> Any:
     return np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), np.inf)
 
 
-def softmax(p: Problem, exact: Stages) -> Softmax:
+def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
     """Return the exact softmax and how far rounding may move it (steps 1 and 2)."""
     u = unit(p.acc_dtype)
     score, lse = exact.biased, exact.lse[..., None]
     soft = reference.softmax(score, exact.keep, p.sink)
     seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
     counts = seen & (score > -np.inf)
-    error, largest = _score_error(p, exact, u)
+    error, largest = _score_error(p, exact, u, by.operand)
     overflows = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
     sink = np.full((p.Hq, 1, 1), -np.inf) if p.sink is None else p.sink[:, None, None]
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
-    error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4), 0)
-    error = np.minimum(error, _ANYTHING)
+    inexact = (2 + np.log2(1 + p.S / 16)) * by.exponential
+    error = np.where(counts, error + u * (2 * abs(score) + 3 * abs(score - m) + 4) + inexact, 0)
     share, sink_share = np.where(counts, soft.weights, 0), soft.sink[..., None]
-    sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4), 0)
+    most = error.max(-1, keepdims=True, initial=0)
+    rival = counts & (most > _LOST) & (score - lse + error + most > -_LOST)  # it may win, whatever its share is
+    error = np.minimum(error, _ANYTHING)
+    sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4) + inexact, 0)
     floor = (share * np.exp(-error)).sum(-1, keepdims=True) + sink_share * np.exp(-sink_error)
     factor = 1.0 if p.dropout is None else p.dropout.factor * p.dropout.keep(seen.shape, first_row=p.first_row)
     return Softmax(
@@ -100,7 +143,7 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
         share=share,
         factor=np.broadcast_to(factor, seen.shape),
         error=error,
-        change=np.where(share > 0, share * np.expm1(error), 0),
+        change=np.where(rival, np.maximum(share * np.expm1(error), 1), np.where(share > 0, share * np.expm1(error), 0)),
         floor=np.where(floor == 0, 1, floor),
         sink_share=sink_share,
         sink_change=sink_share * np.expm1(sink_error),
@@ -109,11 +152,12 @@ def softmax(p: Problem, exact: Stages) -> Softmax:
     )
 
 
-def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
+def _score_error(p: Problem, exact: Stages, u: float, operand: float) -> tuple[Array, Array]:
     """Return the error of the scores (step 1), and the largest number on the way to them."""
     products = abs(wide(p.query)) @ abs(per_head(p.key, p)).swapaxes(-1, -2)
     largest = max(1, abs(p.scale)) * products
     error = abs(p.scale) * (gamma(p.E, u) * (products + abs(exact.raw)) / 2 + gamma(3, u) * products)
+    error += abs(p.scale) * operand * (2 + operand) * products
     if p.softcap is not None:
         nearest = np.maximum(abs(exact.scaled) - error, 0) / p.softcap
         error = error * (1 - np.tanh(nearest) ** 2) + 8 * u * abs(exact.capped)
@@ -135,14 +179,17 @@ def _score_error(p: Problem, exact: Stages, u: float) -> tuple[Array, Array]:
     return error, largest
 
 
-def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
+def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithmetic = PLAIN) -> Array:
     """Return the bound of the output before its last rounding (steps 3 to 6)."""
     u, tiny, narrow = unit(p.acc_dtype), float(finfo(p.acc_dtype).tiny), p.dtype.itemsize == 2
     weight_unit, lost = (unit(p.dtype), tiny + float(finfo(p.dtype).smallest_subnormal) / 2) if narrow else (0.0, tiny)
     value = per_head(p.value, p)[..., None, :, :]
-    harmful = ~np.isfinite(value)
+    harmful, infinite = ~np.isfinite(value), np.isinf(value)
     value = np.where(harmful, 0, value)
+    if by.weight:  # of any type of 16 bits
+        lost = max(lost, float(np.finfo(np.float16).smallest_subnormal))
     lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u)
+    counts = exact.biased > -np.inf
     bound = np.empty(exact.output.shape)
     for rows in _blocks(p):
         seen, share, error = (x[..., rows, :, None] for x in (s.seen, s.share, s.error))
@@ -159,16 +206,19 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
         total = np.minimum(total, values.max(-2, initial=0))
         moved += merges * np.expm1(np.minimum(2 * lse_error[..., rows, None], _ANYTHING)) * (total + size)
         rounded = (
-            n[..., rows, None] * (total / 2 + 1.5 * size)
+            (by.weight + by.operand) * total
+            + n[..., rows, None] * (total / 2 + 1.5 * size)
             + (weight_unit + u) * total
             + lost * values.sum(-2)
             + p.S * tiny
         )
         rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
-        unsure = (seen & harmful & (share < 2 * lost) & (share * np.exp(error) > 0)).any(-2)
+        may_be = (share * np.exp(error) > 0) | (infinite & counts[..., rows, :, None])  # before the maximum came
+        unsure = (seen & harmful & (share < 2 * lost) & may_be).any(-2)
         sums = (share * values).sum(-2) * s.total[..., rows, :]
-        hopeless = beyond | unsure | (sums >= _half_of_range(p))
-        bound[..., rows, :] = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
+        hopeless = beyond | (sums >= _half_of_range(p))
+        bounded = np.where(hopeless, np.inf, np.minimum(moved, reach) + rounded)
+        bound[..., rows, :] = np.where(unsure, ANYTHING, bounded)
     return bound
 
 

@@ -53,7 +53,15 @@ class Budget:
 
 
 def error_budget(
-    query: Any, key: Any, value: Any, *, what: What = "output", precision: Any = None, merges: int = 0, **options: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    what: What = "output",
+    precision: Any = None,
+    exp_error: float = 0.0,
+    merges: int = 0,
+    **options: Any,
 ) -> Budget:
     """Return the error budget of attention for these arguments.
 
@@ -63,9 +71,11 @@ def error_budget(
         As in `sdpa`; `value` may be None except for the output.
     what : {"output", "lse", "weights"}
         Which result the budget is for.
-    precision : data type, optional
-        The type in which the implementation accumulates: float16, float32 or float64. By default what this library asks
-        of a backend, float32, or float64 for float64.
+    precision : str or data type, optional
+        How the implementation computes, one of `Capabilities.precision`, or the type in which it accumulates: float16,
+        float32 or float64. By default what this library asks of a backend, float32, or float64 for float64.
+    exp_error : float
+        The largest relative error of its exponential.
     merges : int
         How many times states were merged on the way to it.
     **options
@@ -95,27 +105,39 @@ def error_budget(
     exact = reference.stages(p)
     expected: Array = getattr(exact, what)
     dtype = p.acc_dtype if what == "lse" else p.dtype
-    if precision is not None:
-        p = p._replace(form=p.form._replace(acc_dtype=np.dtype(precision)))
-        if p.acc_dtype.kind != "f" or p.acc_dtype.itemsize > 8:
-            raise ValueError(f"precision must be float16, float32 or float64, got {precision!r}")
+    p, by = with_precision(p, precision, exp_error)
     with np.errstate(all="ignore"):
-        bound = rounded(_bound(p, exact, what, merges), expected, dtype, p.acc_dtype)
+        bound = rounded(_bound(p, exact, what, merges, by), expected, dtype, p.acc_dtype)
         truth, own = expected, getattr(straight(p, exact.keep, p.acc_dtype), what)
         if p.acc_dtype == np.float64:
             truth = getattr(straight(p, exact.keep, np.dtype(np.longdouble)), what)
         score = np.max(abs(exact.biased), where=exact.keep & np.isfinite(exact.biased), initial=0)
         small = empirical(own, truth, expected, dtype)
     modest = bool(score <= _MODEST) and expected.size >= _MANY and not merges
+    modest = modest and by == bounds.PLAIN
     modest = modest and not _alike(exact.biased, -1) and not (p.value is not None and _alike(p.value, -2))
     shaped = {"output": caller.turned, "lse": caller.lse, "weights": caller.weights}[what]
     return Budget(shaped(expected), dtype, shaped(bound), small, modest)
 
 
+def with_precision(p: Problem, precision: Any, exp_error: float) -> tuple[Problem, bounds.Arithmetic]:
+    """Return the problem in the accumulation type that is claimed, and the rest of the claim."""
+    named = precision is None or (isinstance(precision, str) and precision in bounds.ARITHMETIC)
+    by = bounds.ARITHMETIC[precision or "float32"] if named else bounds.PLAIN
+    try:
+        dtype = np.dtype((by.acc or p.acc_dtype) if named else precision)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        names = ", ".join(bounds.ARITHMETIC)
+        raise ValueError(f"precision must be float16, float32 or float64, or one of {names}; got {precision!r}")
+    return p._replace(form=p.form._replace(acc_dtype=dtype)), by._replace(exponential=exp_error)
+
+
 def rounded(bound: Array, expected: Array, dtype: np.dtype[Any], acc_dtype: np.dtype[Any]) -> Array:
     """Return the bound with the last rounding, and for float64 with the reference's own error."""
     bound = bound * 2 if acc_dtype == np.float64 else bound
-    limits, hopeless = bounds.finfo(dtype), np.isinf(bound) & ~np.isnan(expected)
+    limits, hopeless = bounds.finfo(dtype), np.isposinf(bound) & ~np.isnan(expected) | (bound == bounds.ANYTHING)
     bound = bound + bounds.unit(dtype) * (abs(expected) + bound) + float(limits.smallest_subnormal) / 2
     return np.where(hopeless, np.inf, np.where(np.isfinite(expected), bound, 0))
 
@@ -140,8 +162,8 @@ def _alike(array: Array, axis: int) -> bool:
     return bool(np.count_nonzero(equal) > _FEW * equal.size)
 
 
-def _bound(p: Problem, exact: reference.Stages, what: What, merges: int) -> Array:
-    s = bounds.softmax(p, exact)
+def _bound(p: Problem, exact: reference.Stages, what: What, merges: int, by: bounds.Arithmetic) -> Array:
+    s = bounds.softmax(p, exact, by)
     if what == "weights":
         return bounds.weights_bound(p, exact, s)
-    return (bounds.output_bound if what == "output" else bounds.lse_bound)(p, exact, s, merges)
+    return bounds.lse_bound(p, exact, s, merges) if what == "lse" else bounds.output_bound(p, exact, s, merges, by)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from sdpa_ref.testing.cases import MASKS
+from sdpa_ref.testing.bounds import ARITHMETIC
+from sdpa_ref.testing.cases import MASKS, SHAPES
 
-OBJECTS = tuple(word for word in MASKS if word not in ("array", "rows", "keys", "heads"))
+OBJECTS = tuple(word for word in MASKS if word not in SHAPES)
 """Masks that are objects; the other words of `cases.MASKS` are boolean arrays."""
 
 _CHOICES = {
@@ -22,7 +23,15 @@ _CHOICES = {
     "bias": ("none", "same", "any"),
     "lse_base": ("e", "2"),
     "empty_row": ("zero", "mean", "nan", "any"),
+    "precision": tuple(ARITHMETIC),
 }
+
+
+class Precision(TypedDict):
+    """Keywords of `error_budget` and `gradient_budget`."""
+
+    precision: str
+    exp_error: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,16 @@ class Capabilities:
         That a row has the same bits whatever finite numbers the keys hold that it does not see.
     repeatable : bool
         That the same call gives the same bits again.
+    threads : bool
+        That several threads may call it at once.
+    precision : str
+        How it computes where that is less than float32 with exact operands: "tf32" or "bfloat16" (operands of all
+        products of matrices), "bfloat16 weights", "float16 weights" (before the product with V), or "float16
+        accumulation". Whatever it is, 16-bit inputs are products' operands as they are, and their weights may be
+        rounded to their type.
+    exp_error : float
+        Largest relative error of its exponential, as of a short polynomial or a table: 0 for one that is right to a few
+        units in the last place.
     error_factor : float
         How many times the error budget it may err. Above 1 it is a confession.
     """
@@ -121,6 +140,9 @@ class Capabilities:
     invariant: bool = False
     private: bool = False
     repeatable: bool = True
+    threads: bool = True
+    precision: str = "float32"
+    exp_error: float = 0.0
     error_factor: float = 1.0
 
     @classmethod
@@ -154,15 +176,7 @@ class Capabilities:
         Traceback (most recent call last):
         ValueError: unknown capability 'sofcap', did you mean 'softcap'?
         """
-        names = {f.name: f for f in fields(cls)}
-        checked = {}
-        for name, claim in claims.items():
-            if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-                raise ValueError(f"unknown capability {name!r}{hint}")
-            checked[name] = _checked(name, claim, names[name].default)
-        return cls(**checked)
+        return cls().updated(claims)
 
     @classmethod
     def load(cls, path: Path) -> "Capabilities":
@@ -175,10 +189,25 @@ class Capabilities:
         OSError
             For a file that cannot be read.
         """
-        try:
-            return cls.of(tomllib.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return cls.of(stated(path))
+
+    def updated(self, claims: Mapping[str, Any]) -> "Capabilities":
+        """Return these capabilities with those that a mapping states; `of` says what it raises.
+
+        Examples
+        --------
+        >>> Capabilities(mask=True).updated({"sink": True}).mask
+        True
+        """
+        names = {f.name: f for f in fields(self)}
+        checked = {}
+        for name, claim in claims.items():
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+                raise ValueError(f"unknown capability {name!r}{hint}")
+            checked[name] = _checked(name, claim, names[name].default)
+        return replace(self, **checked)
 
     @classmethod
     def of_signature(cls, function: Callable[..., Any]) -> "Capabilities":
@@ -194,6 +223,11 @@ class Capabilities:
         return replace(
             self, empty_row="zero", poison=True, nonfinite=True, private=True, invariant=True, error_factor=1.0
         )
+
+    @property
+    def arithmetic(self) -> Precision:
+        """The claims of precision as keywords of `error_budget` and `gradient_budget`."""
+        return {"precision": self.precision, "exp_error": self.exp_error}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the claims as a dictionary that `of` takes."""
@@ -217,6 +251,20 @@ def _checked(name: str, claim: Any, default: Any) -> Any:
         raise ValueError(f"{name}: must be true or false, got {claim!r}")
     if default is None and claim is not None and (isinstance(claim, bool) or not isinstance(claim, int) or claim < 1):
         raise ValueError(f"{name}: must be an integer of at least 1, got {claim!r}")
+    if name == "exp_error":
+        if isinstance(claim, bool) or not isinstance(claim, int | float) or not 0 <= claim < 1:
+            raise ValueError(f"exp_error: must be a number of at least 0 and below 1, got {claim!r}")
+        return float(claim)
     if isinstance(default, float) and not (isinstance(claim, (int, float)) and claim >= 1):
         raise ValueError(f"{name}: must be a number of at least 1, got {claim!r}")
     return claim
+
+
+def stated(path: Path) -> dict[str, Any]:
+    """Return what a TOML file states, checked; `Capabilities.load` says what it raises."""
+    try:
+        claims = tomllib.loads(path.read_text(encoding="utf-8"))
+        Capabilities.of(claims)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return claims

@@ -15,14 +15,21 @@ EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 """Lengths at which kernels change tiles."""
 
 NUMBERS = ("normal", "needles", "huge", "ties", "integers", "low", "one key", "tiny")
-MEMORIES = ("plain", "transposed", "negative", "sliced", "repeated", "unaligned", "swapped", "read-only")
+FLIPPED = {"negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,), "flipped width": (-1,),
+           "flipped": (-1, -2, -3)}  # fmt: skip
+"""Memories by the axes whose strides are negative."""
+REPEATED = {"repeated": 0, "repeated heads": -3, "repeated lengths": -2, "repeated width": -1}
+"""Memories by the axis whose stride is 0."""
+MEMORIES = ("plain", "transposed", "sliced", "padded", "unaligned", "swapped", "read-only", *FLIPPED, *REPEATED)
+SHAPES = ("array", "rows", "keys", "heads", "head rows", "entry rows", "one", "queries")
+"""Masks that are boolean arrays, by the axes that they have."""
 MASKS: tuple[str, ...] = (
-    "causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens", "segments",
-    "packed", "tree", "function", "array", "rows", "keys", "heads",
+    "causal", "window", "key lengths", "key starts", "query lengths", "prefix", "chunked", "first tokens",
+    "segments", "packed", "tree", "function", *SHAPES,
 )  # fmt: skip
 BY_WORD = {re.sub(r"\B(?=[A-Z])", " ", name.removeprefix("Mask")).lower(): rule for name, rule in RULES.items()}
 MASKS += tuple(word for word in BY_WORD if word not in MASKS)  # a new rule comes after those in kept recipes
-BIASES = ("array", "row", "holes", "alibi")
+BIASES = ("array", "row", "holes", "alibi", *SHAPES[1:])
 LOUD = "loud"
 """Biases, some of whose rows and entries are the lowest finite number of their type; sinks of some hundreds."""
 
@@ -102,7 +109,8 @@ def case(
     bias : tuple of str
         Of `BIASES`, and `LOUD`.
     offset : str
-        "start", "end", "number" or "batch"; used where the mask or ALiBi needs positions.
+        "start", "end", "number", "batch" or "far" (a number before the first key, beyond the last, or beyond 16 or 32
+        bits); used where the mask or ALiBi needs positions.
     scale, softcap : float, optional
     sink : str, optional
         "number", "heads", or `LOUD`.
@@ -135,7 +143,7 @@ def case(
         parts = [_bias(rng, word, lead, heads[0], L, S) for word in bias]
         options["bias"] = parts[0] if len(parts) == 1 else tuple(parts)
     if options.get("mask") is not None or "alibi" in bias:
-        options["query_offset"] = _offset(rng, offset, mask, lead)
+        options["query_offset"] = _offset(rng, offset, mask, lead, L, S)
     if sink:
         options["sink"] = rng.normal(0, 300 if sink == LOUD else 3, () if sink == "number" else heads[0])
     if dropout:
@@ -147,7 +155,7 @@ def case(
         arrays = [array.astype(_dtype(dtype)) for array in arrays]
     if poison:
         arrays = poisoned(rng, arrays[0], arrays[1], arrays[2], options)
-        memory = "plain" if memory == "repeated" else memory  # which would show it
+        memory = "plain" if memory in REPEATED else memory  # which would show it
     if batch is None:
         arrays = [array[0] for array in arrays]
     elif layout == "LHE":
@@ -159,19 +167,25 @@ def case(
 def stored(array: Array, memory: str) -> Array:
     """Return an array with the same numbers that lies in memory as one of `MEMORIES` says.
 
-    "repeated" repeats the first entry of the first axis with a stride of 0, and so changes the numbers.
+    Those of `REPEATED` repeat the first entry of an axis with a stride of 0, and so change the numbers.
     """
     if memory == "transposed":
         return np.ascontiguousarray(array.T).T
-    if memory == "negative":
-        return np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1]
+    if memory in FLIPPED:
+        axes = tuple(axis for axis in FLIPPED[memory] if -array.ndim <= axis < array.ndim)
+        return np.flip(np.flip(array, axes).copy(), axes)
     if memory == "sliced":
         wider = np.full([2 * n + 1 for n in array.shape], np.nan, array.dtype)
         view = wider[tuple(slice(1, None, 2) for _ in array.shape)]
         view[...] = array
         return view
-    if memory == "repeated":
-        return np.broadcast_to(array[:1].copy(), array.shape)
+    if memory == "padded":
+        wider = np.full([*array.shape[:-2], array.shape[-2] + 1, array.shape[-1] + 3], np.nan, array.dtype)
+        wider[..., : array.shape[-2], : array.shape[-1]] = array
+        return wider[..., : array.shape[-2], : array.shape[-1]]
+    if memory in REPEATED:
+        axis = REPEATED[memory] if REPEATED[memory] >= -array.ndim else 0
+        return np.broadcast_to(array.take(range(min(1, array.shape[axis])), axis), array.shape)
     if memory == "unaligned":
         room = np.empty(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
         room[...] = array
@@ -217,7 +231,9 @@ bent.derivative = _bent_slope  # type: ignore[attr-defined]
 
 def edge(rng: np.random.Generator, n: int, shape: Any) -> Array:
     """Return indices below n, among which the first, the last and those at the edges of tiles are common."""
-    likely = [0, n - 1, *(j for at in (16, 32, 64, 128) for j in (at - 1, at) if j < n)]
+    likely = [0, n - 1, *(j for at in (16, 32, 64, 128, 256, 512, 1024, 2048) for j in (at - 1, at) if j < n)]
+    if n > 1 << 15:
+        likely = [n - 1, n - 1, *(j for j in (32_767, 32_768, 65_535, 65_536) if j < n)]
     indices: Array = np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
     return indices
 
@@ -280,7 +296,10 @@ def _ids(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def _lengths(rng: np.random.Generator, n: int, lead: tuple[int, ...]) -> Array:
-    return rng.integers(n + 1, size=lead if rng.random() < 0.7 else ())
+    size = lead if rng.random() < 0.7 else ()
+    if rng.random() < 0.4:
+        return rng.choice([0, n, *(at for at in EDGES if at < n)], size)
+    return rng.integers(n + 1, size=size)
 
 
 def _of_numbers(rng: np.random.Generator, word: str, lead: tuple[int, ...], L: int, S: int) -> Any:
@@ -304,30 +323,40 @@ def _documents(rng: np.random.Generator, total: int) -> Array:
 
 _make_mask: dict[str, Callable[..., Any]] = {
     "causal": lambda rng, lead, Hq, L, S: sr.Causal(),
-    "window": lambda rng, lead, Hq, L, S: sr.Window(*rng.choice([None, 0, 1, 3, 16, 40], 2)),
+    "window": lambda rng, lead, Hq, L, S: sr.Window(*rng.choice([None, 0, 1, 3, 16, 40, 64, 127, 128, 300], 2)),
     "key lengths": lambda rng, lead, Hq, L, S: sr.KeyLengths(_lengths(rng, S, lead)),
     "key starts": lambda rng, lead, Hq, L, S: sr.KeyStarts(_lengths(rng, S, lead)),
     "query lengths": lambda rng, lead, Hq, L, S: sr.QueryLengths(_lengths(rng, L, lead)),
     "prefix": lambda rng, lead, Hq, L, S: sr.Prefix(_lengths(rng, S, lead)),
-    "chunked": lambda rng, lead, Hq, L, S: sr.Chunked(int(rng.choice([1, 3, 16, 33]))),
+    "chunked": lambda rng, lead, Hq, L, S: sr.Chunked(int(rng.choice([1, 3, 16, 33, 64, 128]))),
     "first tokens": lambda rng, lead, Hq, L, S: sr.FirstTokens(int(rng.integers(5))),
     "segments": lambda rng, lead, Hq, L, S: sr.Segments(_ids(rng, (L,)), _ids(rng, (S,))),
     "packed": lambda rng, lead, Hq, L, S: sr.Packed(_documents(rng, L), _documents(rng, S)),
     "tree": _tree,
     "function": lambda rng, lead, Hq, L, S: sr.MaskFunction(lambda b, h, i, j: (i + 2 * j + h + b) % 5 != 0),
-    "array": lambda rng, lead, Hq, L, S: _some(rng, (*lead, Hq, L, S)),
-    "rows": lambda rng, lead, Hq, L, S: _some(rng, (L, S)),
-    "keys": lambda rng, lead, Hq, L, S: _some(rng, (*lead, 1, 1, S)),
-    "heads": lambda rng, lead, Hq, L, S: _some(rng, (Hq, 1, S)),
+    **{name: lambda rng, lead, Hq, L, S, name=name: _some(rng, _shape(name, lead, Hq, L, S)) for name in SHAPES},
 }
+
+
+def _shape(word: str, lead: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[int, ...]:
+    """Return the shape of a mask or a bias, one of `SHAPES`."""
+    return {
+        "array": (*lead, Hq, L, S),
+        "rows": (L, S),
+        "keys": (*lead, 1, 1, S),
+        "heads": (Hq, 1, S),
+        "head rows": (Hq, L, S),
+        "entry rows": (*lead, 1, L, S),
+        "one": (*(1 for _ in lead), 1, L, S),
+        "queries": (*lead, 1, L, 1),
+    }[word]
 
 
 def _bias(rng: np.random.Generator, word: str, lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
     if word == "alibi":
         return sr.ALiBi(rng.random(Hq))
-    array = rng.standard_normal((1, L, 1, S)[-2:] if word == "row" else (*lead, Hq, L, S)).astype(
-        rng.choice(["float16", "float32", "float64"])
-    )
+    shape = (1, S) if word == "row" else _shape(word if word in SHAPES else "array", lead, Hq, L, S)
+    array = rng.standard_normal(shape).astype(rng.choice(["float16", "float32", "float64"]))
     if word == "holes":
         return np.where(rng.random(array.shape) < 0.3, array.dtype.type(-np.inf), array)
     if word == LOUD:
@@ -336,10 +365,13 @@ def _bias(rng: np.random.Generator, word: str, lead: tuple[int, ...], Hq: int, L
     return array
 
 
-def _offset(rng: np.random.Generator, how: str, mask: tuple[str, ...], lead: tuple[int, ...]) -> Any:
+def _offset(rng: np.random.Generator, how: str, mask: tuple[str, ...], lead: tuple[int, ...], L: int, S: int) -> Any:
     """Return the offset; "start" where "end" would not say which lengths it means."""
     if how == "number":
         return int(rng.integers(-4, 20))
+    if how == "far":
+        edges = (-L - 3, -L, 1 - L, -(L // 2), S - L - 1, S - 1, S, S + 1, S + 100, 40_000, 70_000, 2**31 + 7)
+        return int(rng.choice(edges))
     if how == "batch":
         return rng.integers(-4, 20, lead)
     names = [word.lstrip("&|~") for word in mask]

@@ -42,8 +42,8 @@ def diagnosed(target: Target, failure: Failure) -> Diagnosis:
     if failure.got is None or failure.expected is None or failure.limit is None or failure.what != "output":
         return Diagnosis(blame=f"the {failure.what} is not an output" if failure.what != "output" else Diagnosis.blame)
     case = failure.case
-    got, expected, limit = (_heads_first(array, case) for array in (failure.got, failure.expected, failure.limit))
-    units = _units(got, expected, limit)
+    got, expected, limit = (heads_first(array, case) for array in (failure.got, failure.expected, failure.limit))
+    units = units_of(got, expected, limit)
     wrong = (units > 1).any(-1)
     if not wrong.any():
         return Diagnosis(blame="only the signs of zeros differ")
@@ -65,7 +65,7 @@ def diagnosed(target: Target, failure: Failure) -> Diagnosis:
     return replace(found, blame="weights" if verdict else "values", weights=mine, right_weights=theirs)
 
 
-def _units(got: Array, expected: Array, limit: Array) -> Array:
+def units_of(got: Array, expected: Array, limit: Array) -> Array:
     """Return the error in units of what is allowed, 0 where both are the same infinity or NaN."""
     with np.errstate(all="ignore"):
         error = np.where((got == expected) | (np.isnan(got) & np.isnan(expected)), 0, abs(got - expected))
@@ -84,11 +84,11 @@ def _read_weights(target: Target, case: Case) -> Array | Failure:
         part = called(target, "forward", case, case.query, case.key, value, **case.options)
         if isinstance(part, Failure):
             return part
-        parts.append(_heads_first(part, case)[..., : S - start])
+        parts.append(heads_first(part, case)[..., : S - start])
     return np.concatenate(parts, -1)
 
 
-def _heads_first(array: Array, case: Case) -> Array:
+def heads_first(array: Array, case: Case) -> Array:
     """Return the array as (..., H, L, width), with a head axis where it has none."""
     if case.query.ndim == 2:
         return array[None]

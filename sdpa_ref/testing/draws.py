@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,33 @@ from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
 from sdpa_ref.testing.cases import BIASES, EDGES, LOUD, MASKS, MEMORIES, NUMBERS, Array, Case, case
 
 Words = dict[str, Any]
-_WORK = 1 << 21  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
+_WORK = 1 << 20  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
+_WIDE = (65, 65, 72, 80, 80, 96, 96, 127, 128, 128, 129, 160, 192, 256, 257, 320, 512)
+_TILES = (16, 32, 64, 128, 256)
+BEYOND_16_BITS = (32_769, 40_000, 65_537, 70_000)
+_GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+_BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
+REACHES = (
+    "wide",
+    "wide values",
+    "keys",
+    "keys",
+    "queries",
+    "both",
+    "heads",
+    "heads",
+    "entries",
+    "wide heads",
+    "keys and heads",
+)
+"""What a case reaches for beyond small sizes: where kernels change their path."""
 
 
 def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any]) -> Words:
     """Return words for `case`: plain attention in any claimed type, size and layout, but for what `focus` says.
+
+    Most cases reach for large sizes of one kind, and is small in the others.
 
     Parameters
     ----------
@@ -39,8 +61,9 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         "layout": _pick(rng, claims.layouts),
     }
     words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
-    for name, word in focus.items():
-        words[name] = word(rng, claims) if callable(word) else word
+    reached = {} if empty or rng.random() < 0.4 else reach(rng, claims, _pick(rng, REACHES))
+    chosen = {name: word(rng, claims) if callable(word) else word for name, word in focus.items()}
+    words |= reached | chosen
     for name, most in (
         ("L", claims.max_length),
         ("S", claims.max_length),
@@ -52,7 +75,57 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         words["Ev"] = words["E"]
     if words["batch"] is None:
         words |= {"heads": (1, 1), "layout": "HLE"}
-    return _affordable(words)
+    words = _affordable(words, {*reached, *chosen})
+    return words if claims.value_width else words | dict.fromkeys(("E", "Ev"), min(words["E"], words["Ev"]))
+
+
+def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
+    """Return the words of large sizes of one kind, one of `REACHES`."""
+    few = int(rng.integers(1, 5))
+    most = claims.max_length or 4097
+    if what == "wide":
+        return {"E": _wide(rng, claims), "L": few}
+    if what == "wide values":
+        return {"Ev": _wide(rng, claims), "L": few}
+    if what == "keys":
+        return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
+    if what == "queries":
+        return {"L": tile_edge(rng, most), "S": int(rng.integers(1, 20))}
+    if what == "both":
+        n = tile_edge(rng, min(most, 400))
+        return {"L": n, "S": n if rng.random() < 0.5 else tile_edge(rng, min(most, 400))}
+    if what == "heads":
+        return {"heads": many_heads(rng, claims)}
+    if what == "entries":
+        return {"batch": _batch(rng, claims, False, _BATCHES)}
+    if what == "wide heads":
+        return {"heads": many_heads(rng, claims), "E": _wide(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
+    return {"S": tile_edge(rng, most), "heads": many_heads(rng, claims), "L": few}
+
+
+def tile_edge(rng: np.random.Generator, most: int) -> int:
+    """Return a length on or beside a multiple of a tile, small ones as often as large ones."""
+    if rng.random() < 0.4:  # the powers of two are where most kernels change
+        powers = [1 << n for n in range(5, 13) if 1 << n <= most]
+        return max(1, min(most, int(rng.choice(powers or [1])) + int(rng.integers(-1, 2))))
+    tile = int(rng.choice(_TILES))
+    times = int(np.exp(rng.uniform(0, np.log(max(1, most // tile) + 1))))
+    return max(1, min(most, tile * times + int(rng.integers(-1, 2))))
+
+
+def many_heads(rng: np.random.Generator, claims: Capabilities) -> tuple[int, int]:
+    """Return more heads than are usual, and groups of any size."""
+    if not claims.grouped_heads or rng.random() < 0.3:
+        n = int(rng.choice((4, 5, 7, 8, 9, 10, 12, 16, 17, 33)))
+        return n, n
+    group, Hkv = int(rng.choice(_GROUPS)), int(rng.choice((1, 2, 3, 4)))
+    return group * Hkv, Hkv
+
+
+def _wide(rng: np.random.Generator, claims: Capabilities) -> int:
+    """Return a width at which kernels change their path, up to the largest that is claimed."""
+    widths = [n for n in _WIDE if claims.max_width is None or n <= claims.max_width]
+    return int(rng.choice(widths or [claims.max_width or 1]))
 
 
 def seeded(words: Words, seed: int) -> Case:
@@ -120,19 +193,46 @@ def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
     for name, simplest in _simplest(claims).items():
         if name in words and words[name] != simplest:
             yield words | {name: simplest}
-            if name == "heads" and words[name][0] > words[name][1] > 1:
-                yield words | {name: (words[name][0] // words[name][1], 1)}
+            if name == "heads":
+                yield from (words | {name: fewer} for fewer in _fewer_heads(*words[name]))
+            if name == "batch":
+                yield from (words | {name: fewer} for fewer in _fewer_entries(words[name]))
     for name in ("mask", "bias"):
         for n in range(len(words.get(name, ()))):
             fewer = [*words[name][:n], *words[name][n + 1 :]]
             if fewer:
                 fewer[0] = fewer[0].lstrip("&|")
                 yield words | {name: tuple(fewer)}
-    for names in (("L",), ("S",), *((("E",), ("Ev",)) if claims.value_width else (("E", "Ev"),))):
+    alike = ((names,) for names in (("L", "S"), ("E", "Ev")) if words[names[0]] == words[names[1]])
+    for names in (
+        *(pair for one in alike for pair in one),
+        ("L",),
+        ("S",),
+        *((("E",), ("Ev",)) if claims.value_width else ()),
+    ):
         n = words[names[0]]
-        for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n - 1)):
+        for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n * 3 // 4, n * 7 // 8, n - 16, n - 1)):
             if 0 < fewer_n < n:
                 yield words | dict.fromkeys(names, fewer_n)
+
+
+def _fewer_heads(Hq: int, Hkv: int) -> Iterator[tuple[int, int]]:
+    """Yield fewer heads: one group, half of the groups or one less, a smaller group."""
+    group = Hq // max(Hkv, 1)
+    for n in dict.fromkeys((1, Hkv // 2, Hkv - 1)):
+        if 0 < n < Hkv:
+            yield n * group, n
+    for n in dict.fromkeys((1, group // 2, group - 1)):
+        if 0 < n < group:
+            yield n * Hkv, Hkv
+
+
+def _fewer_entries(batch: tuple[int, ...] | None) -> Iterator[tuple[int, ...]]:
+    """Yield batches that are shorter in one axis."""
+    for axis, n in enumerate(batch or ()):
+        for fewer in dict.fromkeys((1, n // 2, n - 1)):
+            if 0 < fewer < n:
+                yield (*(batch or ())[:axis], fewer, *(batch or ())[axis + 1 :])
 
 
 def length(rng: np.random.Generator, minimum: int = 1) -> int:
@@ -170,7 +270,8 @@ def any_bias(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
 
 def an_offset(rng: np.random.Generator, claims: Capabilities) -> str:
     """Return an alignment: any where masks may become arrays, else one that is claimed."""
-    return str(rng.choice(("start", "end", "number", "batch") if claims.mask else claims.offsets or ("start",)))
+    words = ("start", "end", "number", "batch") if claims.mask else claims.offsets or ("start",)
+    return str(rng.choice((*words, *(("far",) if "number" in words else ()))))
 
 
 def everything(rng: np.random.Generator, claims: Capabilities, *, sink: bool = True) -> Words:
@@ -242,7 +343,8 @@ def _taken(given: Case, claims: Capabilities) -> bool:
     single = len(names) == 1 and "~" not in words["mask"][0]
     arrays = claims.mask and (claims.mask_rows or not single)
     known = all(name in claims.masks if name in OBJECTS else arrays for name in names)
-    aligned = "query_offset" not in given.options or words.get("offset", "start") in claims.offsets
+    offset = words.get("offset", "start")
+    aligned = "query_offset" not in given.options or {"far": "number"}.get(offset, offset) in claims.offsets
     return known and aligned and (single or claims.mask_algebra)
 
 
@@ -251,12 +353,17 @@ def _has_alibi(options: Mapping[str, Any]) -> bool:
     return any(isinstance(part, sr.ALiBi) for part in (bias if isinstance(bias, tuple) else (bias,)))
 
 
-def _batch(rng: np.random.Generator, claims: Capabilities, empty: bool) -> tuple[int, ...] | None:
+def _batch(
+    rng: np.random.Generator, claims: Capabilities, empty: bool, most: tuple[int, ...] = (1, 2, 3)
+) -> tuple[int, ...] | None:
     rank = int(rng.choice(claims.ranks))
     if rank == 2:
         return None
     sizes = (0, 1, 2) if empty else (1, 2, 3)
-    return tuple(int(n) for n in rng.choice(sizes, rank - 3))
+    batch = [int(n) for n in rng.choice(sizes, rank - 3)]
+    if batch:
+        batch[int(rng.integers(len(batch)))] = int(rng.choice((0, 1) if empty else most))
+    return tuple(batch)
 
 
 def _heads(rng: np.random.Generator, claims: Capabilities, empty: bool) -> tuple[int, int]:
@@ -265,15 +372,21 @@ def _heads(rng: np.random.Generator, claims: Capabilities, empty: bool) -> tuple
     return choices[rng.integers(len(choices))]
 
 
-def _affordable(words: Words) -> Words:
-    """Return the words with fewer batch entries, heads or rows where they would take long."""
-    steps: tuple[Words, ...] = (
+def _affordable(words: Words, wanted: AbstractSet[str] = frozenset()) -> Words:
+    """Return the words with smaller sizes where they would take long, those that are wanted last."""
+    Hq, Hkv = words["heads"]
+    steps: list[Words] = [
         {"batch": words["batch"] and tuple(min(n, 1) for n in words["batch"])},
-        {"heads": (2, 1) if words["heads"][0] > words["heads"][1] else (1, 1)},
+        {"heads": (Hq // Hkv, 1) if Hq > Hkv else (1, 1)},
         {"L": min(words["L"], 17)},
-        {"E": min(words["E"], 16), "Ev": min(words["Ev"], 16)},
-    )
-    for step in steps:
+        {"E": min(words["E"], 16)},
+        {"Ev": min(words["Ev"], 16)},
+        {"L": min(words["L"], 2)},
+        {"E": min(words["E"], 2)},
+        {"Ev": min(words["Ev"], 2)},
+    ]
+    steps.sort(key=lambda step: bool(step.keys() & wanted))
+    for step in [*steps, {"S": min(words["S"], 1025)}]:
         pairs = np.prod(words["batch"] or (1,)) * words["heads"][0] * words["L"] * words["S"]
         if pairs * (words["E"] + words["Ev"]) > _WORK:
             words = words | step

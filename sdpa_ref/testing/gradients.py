@@ -22,13 +22,21 @@ from sdpa_ref.arrays import as_array, is_float
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.testing import bounds
 from sdpa_ref.testing.bounds import gamma, per_head, unit, wide
-from sdpa_ref.testing.budget import Budget, rounded
+from sdpa_ref.testing.budget import Budget, rounded, with_precision
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def gradient_budget(
-    query: Any, key: Any, value: Any, grad_output: Any, *, grad_lse: Any = None, **options: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_output: Any,
+    *,
+    grad_lse: Any = None,
+    precision: Any = None,
+    exp_error: float = 0.0,
+    **options: Any,
 ) -> Gradients:
     """Return the error budgets of the gradients of attention.
 
@@ -36,6 +44,8 @@ def gradient_budget(
     ----------
     query, key, value, grad_output, grad_lse, **options
         As in `sdpa_vjp`.
+    precision, exp_error
+        As in `error_budget`.
 
     Returns
     -------
@@ -55,8 +65,9 @@ def gradient_budget(
     given = query, key, value, bias, sink
     as_wide = tuple(map(_widened, given))
     exact = caller.gradients(reference.vjp(problem, *incoming), *as_wide)
+    problem, by = with_precision(problem, precision, exp_error)
     with np.errstate(all="ignore"):
-        bound = caller.gradients(_bounds(problem.rows(0, problem.L), *incoming), *as_wide)
+        bound = caller.gradients(_bounds(problem.rows(0, problem.L), *incoming, by), *as_wide)
     terms = problem.B * max(problem.group, problem.Hq)  # the longest sum over broadcast axes
 
     def budget(expected: Any, allowed: Any, like: Any) -> Any:
@@ -98,11 +109,12 @@ def _widened(given: Any) -> Any:
     return as_array("input", given).astype(np.float64)
 
 
-def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients:
+def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None, by: bounds.Arithmetic) -> Gradients:
     """Return the bounds of the canonical gradients, before any rounding to the types of the inputs."""
     exact = reference.stages(p)
-    s = bounds.softmax(p, exact)
+    s = bounds.softmax(p, exact, by)
     u, narrow = unit(p.acc_dtype), unit(p.dtype) if p.dtype.itemsize == 2 else 0.0
+    narrow = max(narrow, by.weight) + by.operand
     seen, w = s.seen, s.share
     q, k, v = abs(wide(p.query)), abs(per_head(p.key, p)), abs(per_head(p.value, p))
     d_output = np.where(seen.any(-1, keepdims=True), abs(wide(grad_output)), 0)
@@ -111,7 +123,7 @@ def _bounds(p: Problem, grad_output: Array, grad_lse: Array | None) -> Gradients
     moved, moved_sink = bounds.remade_error(s)
     moved = moved + np.where(seen, (bounds.sum_roundings(s, u)[..., None] + 16 * u) * (w + moved), 0)
     dP = s.factor * np.where(seen, d_output @ np.where(np.isfinite(v), v, 0).swapaxes(-1, -2), 0)
-    dP_error = gamma(p.Ev + 2, u) * dP
+    dP_error = (gamma(p.Ev + 2, u) + by.operand * (2 + by.operand)) * dP
     D = (w * dP).sum(-1, keepdims=True)
     lost = float(bounds.finfo(p.acc_dtype).tiny)  # weights below the smallest normal number are inexact or 0
     D_error = np.minimum((moved * dP).sum(-1, keepdims=True), 2 * dP.max(-1, keepdims=True, initial=0))

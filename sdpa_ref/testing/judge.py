@@ -111,7 +111,7 @@ def judged(got: Any, case: Case, claims: Capabilities, what: What = "output", me
     if isinstance(got, Failure):
         return got
     value = case.value
-    budget = error_budget(case.query, case.key, value, what=what, merges=merges, **case.options)
+    budget = error_budget(case.query, case.key, value, what=what, merges=merges, **claims.arithmetic, **case.options)
     budget = _with_claims(budget, case, claims, what)
     if what == "lse" and claims.lse_base == "2" and isinstance(got, np.ndarray):
         got = (got * _LN2).astype(got.dtype)
@@ -170,6 +170,6 @@ def _with_claims(budget: Budget, case: Case, claims: Capabilities, what: What) -
         expected[empty], bound[empty] = np.nan, 0
     if claims.empty_row == "mean" and what == "output":
         layout = {name: case.options[name] for name in ("layout",) if name in case.options}
-        mean = error_budget(*case.arrays, scale=0.0, **layout)
+        mean = error_budget(*case.arrays, scale=0.0, **claims.arithmetic, **layout)
         expected[masked], bound[masked] = mean.expected[masked], factor * mean.bound[masked]
     return replace(budget, expected=expected, bound=bound, modest=False)

@@ -96,7 +96,7 @@ def differentiates(target: Target, case: Case) -> Failure | None:
     got = called(target, "vjp", case, *case.arrays, grad_output, **options)
     if isinstance(got, Failure):
         return got
-    budgets = gradient_budget(*case.arrays, grad_output, **options)
+    budgets = gradient_budget(*case.arrays, grad_output, **target.capabilities.arithmetic, **options)
     for name, gradient, budget in zip(budgets._fields, got, budgets, strict=True):
         if isinstance(budget, tuple) and not (isinstance(gradient, tuple | list) and len(gradient) == len(budget)):
             return Failure(case, f"gradient of {name} must be a tuple of {len(budget)}", "gradient")

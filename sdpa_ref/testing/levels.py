@@ -12,7 +12,7 @@ import numpy as np
 import sdpa_ref as sr
 from sdpa_ref.arrays import accumulation_dtype, result_dtype
 from sdpa_ref.testing import draws
-from sdpa_ref.testing.bounds import finfo, gamma, unit, wide
+from sdpa_ref.testing.bounds import ARITHMETIC, finfo, gamma, unit, wide
 from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.gradients import gradient_budget
 from sdpa_ref.testing.judge import Failure, against, called, empty_rows, judged
@@ -49,7 +49,7 @@ def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
     got = called(target, "vjp", loud, *loud.arrays, grad_output, **(loud.options | flow))
     if isinstance(got, Failure):
         return got
-    budgets = gradient_budget(*calm.arrays, grad_output, **(calm.options | flow))
+    budgets = gradient_budget(*calm.arrays, grad_output, **target.capabilities.arithmetic, **(calm.options | flow))
     for name, gradient, allowed in zip(budgets._fields, got, budgets, strict=True):
         failure = None if allowed is None else against(np.asarray(gradient), allowed, loud, f"gradient of {name}")
         if failure:
@@ -67,7 +67,9 @@ def weighs_to_one(target: Target, case: Case) -> Failure | None:
     flows = np.where(empty_rows(case)[0][..., None], 0, wide(grad_output))
     expected, total = (wide(x).sum(tuple(range(x.ndim - 1))) for x in (flows, gradient))
     dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
-    u, narrow = unit(accumulation_dtype(dtype)), unit(dtype)
+    by = ARITHMETIC[target.capabilities.precision]
+    u, narrow = unit(np.dtype(by.acc or accumulation_dtype(dtype))), unit(dtype)
+    narrow = max(narrow, by.weight) + by.operand + 8 * target.capabilities.exp_error
     n = flows.size // max(1, flows.shape[-1]) + draws.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
     limit = target.capabilities.error_factor * (gamma(n, u) + 3 * narrow) * expected
     limit = limit + gradient.size * float(finfo(dtype).tiny)
@@ -84,7 +86,7 @@ def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
     case = replace(case, key=np.zeros_like(case.key), options=options)
     keep = draws.dense(case)
     dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
-    acc = accumulation_dtype(dtype)
+    acc = np.dtype(ARITHMETIC[claims.precision].acc or accumulation_dtype(dtype))
     given = dtype if claims.bias == "same" else np.dtype(rng.choice(["float32", "float64"]))
     most = min(float(finfo(kind).max) for kind in (given, acc))
     size = 10.0 ** rng.uniform(4, 30)

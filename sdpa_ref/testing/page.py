@@ -7,7 +7,8 @@ from sdpa_ref.testing import pictures
 from sdpa_ref.testing.cases import Array
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis
-from sdpa_ref.testing.report import Finding, common_cause, summary, unseen
+from sdpa_ref.testing.findings import Finding, groups
+from sdpa_ref.testing.report import common_cause, summary, unseen, warnings
 from sdpa_ref.testing.runner import Outcome, Run
 
 _LEAST = 320  # pixels that the longer side of a picture gets at least
@@ -24,9 +25,12 @@ p.verdict { font-size: 1.1rem; padding: .5rem .8rem; border-radius: .4rem }
 .declined, .not-run { background: #fdf3d7; color: #6b4e00 }
 .not-claimed { color: #76828e }
 table { border-collapse: collapse; width: 100% }
+@media (max-width: 40rem) { body { margin: .5rem auto; padding: 0 .5rem } section.failure { padding: 0 .5rem .5rem }
+  figure { margin: .5rem 0; display: block } th, td { padding: .25rem .3rem; overflow-wrap: anywhere } }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 td.status { white-space: nowrap }
+div { overflow-x: auto }
 section.failure { border: 1px solid #f1b5b5; border-radius: .4rem; padding: 0 1rem 1rem; margin: 1rem 0 }
 pre { background: #f5f7f9; padding: .6rem .8rem; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere }
 figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: top }
@@ -54,9 +58,11 @@ def page(run: Run, found: tuple[Finding, ...]) -> str:
         f"<h1>{escape(run.target.name)}</h1>",
         f'<p class="about">{escape(run.target.about)}</p>',
         f'<p class="verdict {verdict}">{escape(summary(run))}</p>',
-        *(["<h2>Failures</h2>", f"<p>{escape(cause)}</p>", _LEGEND, *map(_failure, found)] if found else []),
+        *(["<h2>Failures</h2>", f"<p>{escape(cause)}</p>", _LEGEND, *_causes(found)] if found else []),
         "<h2>Properties</h2>",
         _properties(run),
+        "<h2>What was drawn</h2>",
+        _drawn(run),
         "<h2>What the tolerance could see</h2>",
         _power(run),
         "<h2>Claims</h2>",
@@ -94,15 +100,35 @@ def _note(outcome: Outcome) -> str:
     return f"{outcome.law.about} {declined}".strip()
 
 
+def _causes(found: tuple[Finding, ...]) -> list[str]:
+    """Return the failures, each cause under its pattern, with pictures for the first law of it."""
+    parts = []
+    for number, (pattern, some) in enumerate(groups(found), 1):
+        laws = ", ".join(one.law.name for one in some)
+        parts.append(f"<h3>Cause {number}: {escape(pattern or 'see below')}</h3><p>in {escape(laws)}</p>")
+        parts.append(_failure(some[0]))
+        if some[1:]:
+            others = "".join(map(_failure, some[1:]))
+            parts.append(f"<details><summary>{len(some) - 1} more of this cause</summary>{others}</details>")
+    return parts
+
+
+def _drawn(run: Run) -> str:
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in run.drawn.table())
+    lines = "".join(f'<p class="declined">{escape(line)}</p>' for line in warnings(run))
+    return f"{lines}<div><table><tbody>{rows}</tbody></table></div>"
+
+
 def _failure(finding: Finding) -> str:
     first = ""
     if finding.found and finding.at_first and finding.found.case.recipe != finding.failure.case.recipe:
         first = f"<p>Found in <code>{escape(finding.found.case.recipe)}</code></p>{_figures(finding.at_first)}"
     return (
         f'<section class="failure" id="{escape(finding.law.name.replace(" ", "-"))}">'
-        f"<h3>{escape(finding.law.name)}</h3><p>{escape(finding.law.about)}</p>"
+        f"<h4>{escape(finding.law.name)}</h4><p>{escape(finding.law.about)}</p>"
         f"<pre>{escape(described(finding.failure, finding.diagnosis))}</pre>{_figures(finding.diagnosis)}"
-        f"<p>Run it again:</p><pre>{escape(finding.command)}</pre>{first}</section>"
+        f"<p>{escape(finding.stability) or 'It fails'}. Run it again:</p><pre>{escape(finding.command)}</pre>"
+        f"{first}</section>"
     )
 
 

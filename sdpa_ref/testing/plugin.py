@@ -1,32 +1,9 @@
-"""The pytest plugin: ``pytest --pyargs sdpa_ref.testing --sdpa-target TARGET`` runs the laws as ordinary tests.
-
-It is loaded with pytest wherever this package is installed, and does nothing until a target is named.
-"""
+"""The laws as ordinary tests: what the plugin `sdpa_pytest`, which has the options, loads once a target is named."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-_TESTS = Path(__file__).with_name("test_target.py")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
-    group = parser.getgroup("sdpa-ref", "conformance of attention")
-    group.addoption("--sdpa-target", action="append", metavar="TARGET", help="what to check, as in sdpa-ref check")
-    group.addoption("--sdpa-manifest", type=Path, metavar="FILE", help="TOML file with what the target claims")
-    group.addoption("--sdpa-strict", action="store_true", help="hold the claimed features to all rules of sdpa_ref")
-    group.addoption("--sdpa-seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
-    group.addoption("--sdpa-cases", type=int, default=20, metavar="N", help="cases of each property (default: 20)")
-    group.addoption(
-        "--sdpa-xfail", type=Path, metavar="FILE", help="properties that may fail, a line each: NAME  # reason"
-    )
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Return True for the tests of this module where no target is named."""
-    return True if collection_path == _TESTS and not config.getoption("--sdpa-target") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -54,12 +31,12 @@ def sdpa_target(sdpa_word: str, pytestconfig: pytest.Config) -> Any:
     """Return the target, and skip where it cannot run here."""
     from dataclasses import replace
 
-    from sdpa_ref.testing.capabilities import Capabilities
+    from sdpa_ref.testing.capabilities import stated
     from sdpa_ref.testing.target import TargetError, resolve
 
     manifest = pytestconfig.getoption("--sdpa-manifest")
     try:
-        target = resolve(sdpa_word, None if manifest is None else Capabilities.load(manifest))
+        target = resolve(sdpa_word, None if manifest is None else stated(manifest))
     except (OSError, ValueError, TargetError) as error:
         raise pytest.UsageError(f"--sdpa-target {sdpa_word}: {error}") from None
     strict = pytestconfig.getoption("--sdpa-strict")

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws, laws, levels
+from sdpa_ref.testing import draws, laws, levels, memories
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
-from sdpa_ref.testing.cases import EDGES, LOUD, Case
+from sdpa_ref.testing.cases import EDGES, LOUD, MEMORIES, SHAPES, Case
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.target import Target
 
 Check = Callable[[Target, Case], Failure | None]
 Focus = Mapping[str, Any] | Callable[[np.random.Generator, Capabilities], draws.Words]
-_LONG = (255, 257, 500, 512, 513, 777, 1000, 1023, 1024, 1025, 1600, 2048)
 _LENGTHS = "key lengths", "key starts", "query lengths"
 _OTHERS = "prefix", "chunked", "first tokens", "segments", "packed", "tree", "function"
-_MEMORIES = "transposed", "negative", "sliced", "repeated", "unaligned", "swapped", "read-only"
+_MEMORIES = MEMORIES[1:]
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,9 @@ class Property:
     check: Check
     needs: Callable[[Capabilities], str] = lambda claims: ""
     focus: Focus = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
 
     def draw(self, rng: np.random.Generator, claims: Capabilities) -> tuple[draws.Words, int]:
         """Return the words and the seed of a case."""
@@ -109,7 +111,8 @@ def _empty(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     words = words or ["causal", "rows", "array", "key lengths"]
     word = str(rng.choice(words))
     offset = "end" if claims.mask or "end" in claims.offsets else draws.an_offset(rng, claims)
-    return {"mask": (word,), "offset": offset, "L": draws.length(rng), "S": int(rng.integers(1, 9))}
+    S = int(rng.integers(1, 9)) if rng.random() < 0.7 else draws.tile_edge(rng, min(300, claims.max_length or 300))
+    return {"mask": (word,), "offset": offset, "L": draws.length(rng), "S": S}
 
 
 def _stateful(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
@@ -131,7 +134,8 @@ def _differentiable(rng: np.random.Generator, claims: Capabilities) -> draws.Wor
 def _alone(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     mask = draws.any_mask(rng, claims) if (claims.mask and claims.mask_rows) and rng.random() < 0.5 else ()
     rank = max(claims.ranks)
-    batch = tuple(int(n) for n in rng.integers(2, 4, rank - 3)) if rank > 2 else None
+    most = 4 if rng.random() < 0.7 else 10
+    batch = tuple(int(n) for n in rng.integers(2, most, rank - 3)) if rank > 2 else None
     return {"mask": mask, "batch": batch, "L": int(rng.integers(1, 9)), "S": int(rng.choice(EDGES))}
 
 
@@ -157,24 +161,57 @@ def _vast(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
 
 
 def _few_heads(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
-    return {"heads": (6, 2) if claims.grouped_heads else (3, 3), "batch": draws.plain_batch(claims)}
+    few = (6, 2) if claims.grouped_heads else (3, 3)
+    heads = few if rng.random() < 0.5 else draws.many_heads(rng, claims)
+    return {"heads": heads, "batch": draws.plain_batch(claims)}
 
 
 def _grouped(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     heads = ((4, 2), (6, 2), (6, 3), (8, 1))
-    return _masked_and(heads=heads[rng.integers(len(heads))])(rng, claims)
+    few = heads[rng.integers(len(heads))]
+    return _masked_and(heads=few if rng.random() < 0.3 else draws.many_heads(rng, claims))(rng, claims)
 
 
 def _long(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
     """Return a focus on so many keys that a kernel takes them in several blocks, for few queries and for many."""
-    sizes = {
-        "L": rng.choice((1, 2, 4, 16, 33, 65)),
-        "S": rng.choice(_LONG),
-        "E": rng.choice((2, 8)),
-        "Ev": rng.choice((3, 8)),
-    }
+    sizes = {"L": rng.choice((1, 2, 4, 16, 33, 65)), "E": rng.choice((2, 8)), "Ev": rng.choice((3, 8))}
     few = {"batch": draws.plain_batch(claims), "heads": (1, 1), **{name: int(n) for name, n in sizes.items()}}
+    few["S"] = draws.tile_edge(rng, claims.max_length or 4097) if rng.random() < 0.8 else int(rng.integers(200, 2100))
     return few | _masked_and(numbers=_one_of("needles", "normal", "one key"))(rng, claims)
+
+
+def _far(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on rows and keys beyond the first tiles, and what depends on positions."""
+    n = draws.tile_edge(rng, min(520, claims.max_length or 520))
+    known = [
+        word for word in ("causal", "causal", "window", "prefix", "chunked") if claims.mask or word in claims.masks
+    ]
+    words: draws.Words = {"L": n, "S": n if rng.random() < 0.6 else draws.tile_edge(rng, n), "E": 8, "Ev": 2}
+    words |= {"batch": draws.plain_batch(claims), "heads": (1, 1), "offset": draws.an_offset(rng, claims)}
+    return words | {"mask": (str(rng.choice(known)),), "numbers": str(rng.choice(("needles", "normal", "ties")))}
+
+
+def _vast_lengths(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on lengths whose indices need more than 15 or 16 bits, now and then, and else on long ones."""
+    most = claims.max_length or 1 << 17
+    words: draws.Words = {"batch": draws.plain_batch(claims), "heads": (1, 1), "E": 2, "Ev": 1, "numbers": "needles"}
+    if rng.random() < 0.2 and most > max(draws.BEYOND_16_BITS):
+        n, few = int(rng.choice(draws.BEYOND_16_BITS)), int(rng.integers(1, 5))
+        return words | ({"S": n, "L": few} if rng.random() < 0.7 else {"L": n, "S": few})
+    return words | {"S": draws.tile_edge(rng, min(most, 1100)), "L": int(rng.integers(1, 9))}
+
+
+def _small(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on all options at small sizes, in memory that may be written to."""
+    sizes = {"L": int(rng.integers(1, 9)), "S": int(rng.choice((1, 2, 7, 16, 33, 70))), "E": int(rng.choice((1, 4, 8)))}
+    words = draws.everything(rng, claims) | {"memory": "plain", "poison": False, "numbers": "normal"}
+    return words | sizes | {"Ev": int(rng.choice((1, 3, 8)))}
+
+
+def _square(rng: np.random.Generator, claims: Capabilities) -> draws.Words:
+    """Return a focus on as many queries as keys, of one width, in as many heads."""
+    n, E, H = int(rng.choice((1, 3, 17, 40))), int(rng.choice((1, 4, 16))), int(rng.integers(1, 4))
+    return _small(rng, claims) | {"L": n, "S": n, "E": E, "Ev": E, "heads": (H, H)}
 
 
 def _one_of(*words: str) -> Callable[..., str]:
@@ -188,6 +225,9 @@ PROPERTIES: tuple[Property, ...] = (
         focus={"numbers": "needles"},
     ),
     Property("long rows", "Of hundreds of keys none is lost and none counts twice.", laws.agrees, focus=_long),
+    Property(
+        "vast lengths", "Indices of more than 16 bits reach the key that is meant.", laws.agrees, focus=_vast_lengths
+    ),
     Property(
         "one-hot values", "With one-hot values the output is the weights.", laws.reads_weights,
         focus=_masked_and(Ev=lambda rng, claims: 16 if claims.value_width else 32),
@@ -240,11 +280,15 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "mask arrays", "A boolean array keeps where it is True.", laws.agrees, _need("mask"),
-        lambda rng, claims: {"mask": (_one_of("array", "rows", "keys", "heads")(rng, claims),)},
+        lambda rng, claims: {"mask": (_one_of(*SHAPES)(rng, claims),)},
     ),
     Property(
         "causal", "A query sees itself and what is before it, by the alignment that was asked for.", laws.agrees,
         _object("causal"), _some_of("causal"),
+    ),
+    Property(
+        "far positions", "The diagonal is where it is beyond the first tiles, too.", laws.agrees,
+        _object("causal", "window", "prefix", "chunked"), _far,
     ),
     Property("window", "Both ends of a window are inclusive.", laws.agrees, _object("window"), _some_of("window")),
     Property(
@@ -321,6 +365,24 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "repeatable", "The same call gives the same bits, and its arguments are left alone.",
         laws.repeats_and_keeps_inputs, _need("repeatable"),
+    ),
+    Property(
+        "own result", "A result is new memory, which no later call changes.", memories.owns_its_result, focus=_small
+    ),
+    Property(
+        "no memory", "A call knows nothing of those before it, whatever the same arrays held then.", memories.forgets,
+        focus=_small,
+    ),
+    Property(
+        "arguments", "Arguments are not written to, not even to be put back.", memories.leaves_arguments_alone,
+        focus=_small,
+    ),
+    Property(
+        "one array", "The same array may be query, key and value.", memories.takes_one_array_thrice, focus=_square
+    ),
+    Property(
+        "threads", "Calls from several threads at once do not disturb one another.", memories.works_in_threads,
+        _need("threads"), _small,
     ),
 )  # fmt: skip
 """All laws, in the order in which they are run."""

@@ -1,8 +1,6 @@
 """A run as data for JSON, and as a table for the terminal."""
 
-import shlex
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,72 +8,13 @@ import numpy as np
 import sdpa_ref
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.counterexample import described
-from sdpa_ref.testing.diagnose import Diagnosis, diagnosed
-from sdpa_ref.testing.judge import Failure, excuse
+from sdpa_ref.testing.findings import Finding, groups
+from sdpa_ref.testing.judge import excuse
 from sdpa_ref.testing.power import NEEDS
-from sdpa_ref.testing.properties import Property
 from sdpa_ref.testing.runner import Run
-from sdpa_ref.testing.target import Target
 
 _EMPTY_ROWS = {"zero": "0", "nan": "nan", "mean": "the mean of all values", "any": "other numbers"}
 MARKS = {"passed": "green", "failed": "bold red", "not claimed": "dim", "declined": "yellow", "not run": "yellow"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A failure with its diagnosis, and the command that runs its case again.
-
-    Attributes
-    ----------
-    law : Property
-    failure : Failure
-    diagnosis : Diagnosis
-    command : str
-    found : Failure, optional
-        Before it was shrunk.
-    at_first : Diagnosis, optional
-        Of that.
-    """
-
-    law: Property
-    failure: Failure
-    diagnosis: Diagnosis
-    command: str
-    found: Failure | None = None
-    at_first: Diagnosis | None = None
-
-
-def finding(target: Target, law: Property, failure: Failure, word: str, *options: str) -> Finding:
-    """Return the finding of a failure of the law.
-
-    Parameters
-    ----------
-    target : Target
-    law : Property
-    failure : Failure
-    word : str
-        That names the target on the command line.
-    *options : str
-        Of the command line, which a replay needs again.
-    """
-    command = shlex.join(["sdpa-ref", "check", word, *options, "--property", law.name])
-    again = f'{command} --case "{failure.case.recipe}"'  # a recipe has no double quotes
-    return Finding(law, failure, diagnosed(target, failure), again)
-
-
-def findings(run: Run, word: str, *options: str) -> tuple[Finding, ...]:
-    """Return the failures of a run, as `finding` does, and what they were before they were shrunk."""
-    found = []
-    for o in run.outcomes:
-        if o.failure and o.found:
-            shrunk = finding(run.target, o.law, o.failure, word, *options)
-            found.append(replace(shrunk, found=o.found, at_first=diagnosed(run.target, o.found)))
-    return tuple(found)
-
-
-def claims_options(manifest: Path | None, strict: bool) -> list[str]:
-    """Return the options of the command line that say what the target claims."""
-    return [*(["--manifest", str(manifest)] if manifest else []), *(["--strict"] if strict else [])]
 
 
 def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
@@ -87,6 +26,9 @@ def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
         "versions": {"sdpa_ref": sdpa_ref.__version__, "numpy": np.__version__},
         "passed": run.passed,
         "common_cause": common_cause(found, run.target.capabilities)[0],
+        "causes": [
+            {"pattern": pattern, "properties": [one.law.name for one in some]} for pattern, some in groups(found)
+        ],
         "seed": run.seed,
         "rounds": run.rounds,
         "seconds": round(run.seconds, 2),
@@ -103,6 +45,8 @@ def as_data(run: Run, found: tuple[Finding, ...]) -> dict[str, Any]:
             }
             for outcome in run.outcomes
         ],
+        "drawn": dict(run.drawn.table()),
+        "warnings": warnings(run),
         "power": [asdict(sight) for sight in run.sights],
     }
 
@@ -112,7 +56,18 @@ def summary(run: Run) -> str:
     counts = {status: sum(o.status == status for o in run.outcomes) for status in MARKS}
     parts = [f"{counts[status]} {status}" for status in MARKS if counts[status] or status in ("passed", "failed")]
     cases = sum(sum(o.cases.values()) for o in run.outcomes)
-    return f"{', '.join(parts)}; {cases} cases in {run.seconds:.1f} s, seed {run.seed}"
+    return f"{', '.join(parts)}; {cases} cases in {run.seconds:.1f} s of processor time, seed {run.seed}"
+
+
+def warnings(run: Run) -> list[str]:
+    """Return what the run did not exercise, a line for each: claims, and sizes at which kernels change."""
+    if not any(o.cases for o in run.outcomes):
+        return []
+    claims = run.target.capabilities
+    unused = run.drawn.unexercised(claims)
+    lines = [f"claimed, but no case of this run used it: {', '.join(unused)}"] if unused else []
+    never = run.drawn.never(claims)
+    return lines + ([f"never drawn: {'; '.join(never)}"] if never else [])
 
 
 def unseen(run: Run) -> list[str]:
@@ -162,21 +117,30 @@ def printed(run: Run, found: tuple[Finding, ...], console: Any) -> None:
             )
     console.print(f"{run.target.name}: {run.target.about}" if run.target.about else run.target.name, markup=False)
     console.print(table)
-    cause, names = common_cause(found, run.target.capabilities)
-    first: dict[str, str] = {}  # laws by what they fail for
+    cause, _ = common_cause(found, run.target.capabilities)
     if cause:
         console.print(f"{cause}\n", style="bold red", markup=False, soft_wrap=True)
-    for one in found:
-        same = first.setdefault(cause if one.law.name in names else one.failure.message, one.law.name)
-        told = described(one.failure, one.diagnosis) if same == one.law.name else f"the same as in {same!r}"
-        console.print(f"FAILED {one.law.name}: {one.law.about}", style="bold red", markup=False)
-        console.print(f"{told}\nagain: {one.command}\n", markup=False, soft_wrap=True)
+    for number, (pattern, some) in enumerate(groups(found), 1):
+        laws = ", ".join(one.law.name for one in some)
+        console.print(
+            f"CAUSE {number}: {pattern or 'see below'} (in {laws})", style="bold red", markup=False, soft_wrap=True
+        )
+        for n, one in enumerate(some):
+            console.print(f"FAILED {one.law.name}: {one.law.about}", style="bold", markup=False)
+            if not n:
+                console.print(described(one.failure, one.diagnosis), markup=False, soft_wrap=True)
+            console.print(f"{one.stability}\nagain: {one.command}\n", markup=False, soft_wrap=True)
     missing = [o for o in run.outcomes if o.missing]
     if missing:
         listed = ", ".join(f"{o.law.name} ({o.missing})" for o in missing)
         console.print(f"not claimed, and so not tested: {listed}", markup=False)
     if blind := unseen(run):
         console.print("what this run's tolerance could not see at its shapes:", *blind, sep="\n  ", markup=False)
+    if any(o.cases for o in run.outcomes):
+        rows = [f"{name}: {text}" for name, text in run.drawn.table()]
+        console.print("drawn:", *rows, sep="\n  ", markup=False, soft_wrap=True)
+    for line in warnings(run):
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
     console.print(summary(run), markup=False)
 
 
@@ -188,6 +152,8 @@ def _failure(one: Finding) -> dict[str, Any]:
         "case": one.failure.case.recipe,
         "found": one.found.case.recipe if one.found else None,
         "again": one.command,
+        "pattern": one.pattern,
+        "stability": one.stability,
         "first": None if diagnosis.first is None else dict(zip("bhi", diagnosis.first, strict=True)),
         "units": diagnosis.worst if np.isfinite(diagnosis.worst) else None,
         "blame": diagnosis.blame,

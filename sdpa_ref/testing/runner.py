@@ -1,23 +1,32 @@
-"""A run of the laws on a target: seeded, in rounds over all laws, within a limit of time, with failures shrunk."""
+"""A run of the laws on a target: seeded, in rounds over all laws, with failures shrunk.
+
+It ends after so many rounds, or so many seconds of processor time; a loaded machine changes neither.
+"""
 
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from sdpa_ref.testing import draws, power
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Case
+from sdpa_ref.testing.coverage import Drawn
 from sdpa_ref.testing.judge import Declined, Failure
 from sdpa_ref.testing.power import Sight
-from sdpa_ref.testing.properties import PROPERTIES, Property
-from sdpa_ref.testing.target import Target
+from sdpa_ref.testing.properties import BY_NAME, PROPERTIES, Property
+from sdpa_ref.testing.target import Claims, Target, as_target
 
-ROUNDS = 100
-_SHRINK_SECONDS = 3.0
+ROUNDS, SECONDS = 100, 40.0
+DEEP = 10
+"""How many times as many rounds, and as much time, a deep run takes."""
+TIMES = 10
+"""How often a failing case is run again."""
+_SHRINK_CALLS, _SHRINK_SECONDS = 400, 5.0
 Progress = Callable[[Property, int, int], None]  # the law, the round, the failures so far
 
 
@@ -38,6 +47,10 @@ class Outcome:
         The shrunk one.
     found : Failure, optional
         The same before it was shrunk.
+    round : int
+        In which round it failed, counted from 0.
+    again : int
+        How many of `TIMES` repetitions of the shrunk case failed.
     seconds, shrinking : float
     """
 
@@ -47,6 +60,8 @@ class Outcome:
     missing: str = ""
     failure: Failure | None = None
     found: Failure | None = None
+    round: int = 0
+    again: int = 0
     seconds: float = 0.0
     shrinking: float = 0.0
 
@@ -72,17 +87,22 @@ class Run:
     seed : int
     rounds : int
         How many rounds over all laws were finished.
-    seconds : float
+    limit, seconds : float
+        How much processor time it might take, and took.
     outcomes : tuple of Outcome
-    blind : tuple of Sight
+    drawn : Drawn
+        What the cases that were judged are like.
+    sights : tuple of Sight
         Seeded faults, and at how many of the run's own cases the tolerance would have seen them.
     """
 
     target: Target
     seed: int
     rounds: int
+    limit: float
     seconds: float
     outcomes: tuple[Outcome, ...]
+    drawn: Drawn
     sights: tuple[Sight, ...]
 
     @property
@@ -97,29 +117,39 @@ class Run:
 
 
 def check(
-    target: Target,
+    target: Any,
     *,
+    capabilities: Claims = None,
+    strict: bool = False,
     seed: int = 0,
-    seconds: float = 30.0,
-    rounds: int = ROUNDS,
-    laws: Sequence[Property] = PROPERTIES,
+    seconds: float | None = None,
+    rounds: int | None = None,
+    deep: bool = False,
+    laws: Sequence[Property | str] = PROPERTIES,
     stop_at_first: bool = False,
     progress: Progress = lambda law, n, failures: None,
 ) -> Run:
     """Return what a run of the laws on the target found.
 
-    Equal seeds draw equal cases in the same order; the limit of time only says how many of them.
+    Equal seeds draw equal cases in the same order; the limits only say how many of them.
 
     Parameters
     ----------
-    target : Target
+    target : Target, callable or str
+        A function ``(query, key, value, **options)``, or what ``sdpa-ref check`` takes.
+    capabilities : Capabilities or mapping, optional
+        What it claims; a mapping adds to what it claims by itself.
+    strict : bool
+        Whether the claimed features are held to all rules of this project.
     seed : int
-    seconds : float
-        After the first round, which is always finished, no case is begun after that. Shrinking failures does not
-        count, but takes at most as much again.
-    rounds : int
-        How many cases a law gets at most.
-    laws : sequence of Property
+    seconds : float, optional
+        Of processor time, in all threads of this process, by default 40. After the first round, which is always
+        finished, no case is begun after that. Shrinking failures counts half.
+    rounds : int, optional
+        How many cases a law gets at most, by default 100.
+    deep : bool
+        Ten times as many rounds, and as many seconds, by default.
+    laws : sequence of Property or str
     stop_at_first : bool
         Whether the first failure ends the run.
     progress : callable
@@ -132,29 +162,37 @@ def check(
     >>> run.passed, len(run.failures)
     (True, 0)
     """
-    begun, end = time.monotonic(), time.monotonic() + seconds
+    target = as_target(target, capabilities)
+    target = replace(target, capabilities=target.capabilities.strict()) if strict else target
+    seconds = SECONDS * (DEEP if deep else 1) if seconds is None else seconds
+    rounds = ROUNDS * (DEEP if deep else 1) if rounds is None else rounds
+    chosen = [BY_NAME[law] if isinstance(law, str) else law for law in laws]
+    begun, end = time.process_time(), time.process_time() + seconds
     claims = target.capabilities
-    outcomes = {law.name: Outcome(law, missing=law.needs(claims)) for law in laws}
-    watch = power.Watch()
+    outcomes = {law.name: Outcome(law, missing=law.needs(claims)) for law in chosen}
+    watch, drawn = power.Watch(), Drawn()
     finished = 0
     for n in range(rounds):
-        for law in laws:
+        for law in chosen:
             outcome = outcomes[law.name]
             if outcome.missing or outcome.failure:
                 continue
-            if n and time.monotonic() > end:
+            if n and time.process_time() > end:
                 break
             progress(law, n, sum(o.failure is not None for o in outcomes.values()))
-            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch)
+            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch, drawn)
             if outcome.failure:
-                end = min(end + outcome.shrinking, begun + 2 * seconds)
+                outcome.round = n
+                end = min(end + outcome.shrinking / 2, begun + 1.3 * seconds)
                 if stop_at_first:
                     break
         else:
             finished += 1
             continue
         break
-    return Run(target, seed, finished, time.monotonic() - begun, tuple(outcomes.values()), watch.sights())
+    return Run(
+        target, seed, finished, seconds, time.process_time() - begun, tuple(outcomes.values()), drawn, watch.sights()
+    )
 
 
 def replay(target: Target, law: Property, recipe: str) -> Failure | None:
@@ -174,9 +212,11 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
     return law.check(target, _case(target, words, seed))
 
 
-def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch) -> None:
+def _one(
+    target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch, drawn: Drawn
+) -> None:
     """Run one case of a law, and shrink it where it fails."""
-    begun = time.monotonic()
+    begun = time.process_time()
     words, seed = law.draw(rng, target.capabilities)
     case = _case(target, words, seed)
     try:
@@ -185,25 +225,28 @@ def _one(target: Target, law: Property, outcome: Outcome, rng: np.random.Generat
         outcome.declined[str(declined)] += 1
         return
     finally:
-        outcome.seconds += time.monotonic() - begun
+        outcome.seconds += time.process_time() - begun
+    drawn.add(words, law.name)
     if failure is None:
         outcome.cases[str(words["dtype"])] += 1
         watch.look(case)
         return
     outcome.found = failure
-    begun = time.monotonic()
+    begun = time.process_time()
     outcome.failure = _shrunk(target, law, words, seed, failure)
-    outcome.shrinking = time.monotonic() - begun
+    outcome.again = sum(fails(target, law, *draws.parse(outcome.failure.case.recipe)) for _ in range(TIMES))
+    outcome.shrinking = time.process_time() - begun
 
 
 def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failure: Failure) -> Failure:
-    """Return a failure of the same law in a case that no single step makes simpler."""
-    end = time.monotonic() + _SHRINK_SECONDS
+    """Return a failure of the same law in a case that no single step makes simpler, or that so many steps reach."""
+    end, left = time.process_time() + _SHRINK_SECONDS, _SHRINK_CALLS
     smaller = True
     while smaller:
         smaller = False
         for fewer, other in _candidates(words, seed, target.capabilities):
-            if time.monotonic() > end:
+            left -= 1
+            if not left or time.process_time() > end:
                 return failure
             found = _fails(target, law, fewer, other)
             if found and _alike(found, failure):
@@ -215,6 +258,11 @@ def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failur
 def _candidates(words: draws.Words, seed: int, claims: Capabilities) -> Iterable[tuple[draws.Words, int]]:
     """Yield simpler words, each with the seed that failed and with the smallest seeds."""
     return ((fewer, other) for fewer in draws.simpler(words, claims) for other in dict.fromkeys((seed, 0, 1, 2)))
+
+
+def fails(target: Target, law: Property, words: draws.Words, seed: int) -> bool:
+    """Return whether the law fails for these words."""
+    return _fails(target, law, words, seed) is not None
 
 
 def _fails(target: Target, law: Property, words: draws.Words, seed: int) -> Failure | None:

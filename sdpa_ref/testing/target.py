@@ -26,7 +26,7 @@ From the outside a target is named by one word:
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,7 +97,24 @@ class Target:
                 raise ValueError(f"{self.name} claims {claim} but has no function {function!r}")
 
 
-def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
+Claims = Capabilities | Mapping[str, Any] | None
+"""Capabilities stand for all claims; a mapping adds to what a target claims by itself, or takes from it."""
+
+
+def as_target(given: Any, claims: Claims = None) -> Target:
+    """Return the target that is given: a `Target`, a word as `resolve` takes, or a plain function.
+
+    Raises
+    ------
+    TargetError
+        For what is none of these.
+    """
+    if isinstance(given, str):
+        return resolve(given, claims)
+    return _claiming(_of_object(getattr(given, "__name__", "function"), given), claims)
+
+
+def resolve(word: str, capabilities: Claims = None) -> Target:
     """Return the target that a word names, with other claims where `capabilities` are given.
 
     Raises
@@ -115,7 +132,7 @@ def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
     """
     if ":" in word:
         with _importable(word):
-            target = _of_object(word, _named(word), capabilities)
+            target = _of_object(word, _named(word))
     elif word in sdpa_ref.names():
         target = _of_backend(word)
     elif word in ADAPTERS:
@@ -128,8 +145,15 @@ def resolve(word: str, capabilities: Capabilities | None = None) -> Target:
             f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters "
             f"{', '.join(ADAPTERS)}, and your own as module:name or file.py:name"
         )
+    return _claiming(target, capabilities)
+
+
+def _claiming(target: Target, claims: Claims) -> Target:
+    """Return the target with these claims, or with these beside its own."""
     try:
-        return target if capabilities is None else replace(target, capabilities=capabilities)
+        if isinstance(claims, Mapping):
+            claims = target.capabilities.updated(claims)
+        return target if claims is None else replace(target, capabilities=claims)
     except ValueError as error:
         raise TargetError(str(error)) from None
 
@@ -216,12 +240,12 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
-def _of_object(word: str, found: Any, capabilities: Capabilities | None) -> Target:
+def _of_object(word: str, found: Any) -> Target:
     if isinstance(found, Target):
         return found
     if not callable(found):
         raise TargetError(f"{word} is neither a function nor a Target but {type(found).__name__}")
-    claims = capabilities or getattr(found, "capabilities", None)
+    claims = getattr(found, "capabilities", None)
     if claims is None and not _required(found):
         made = _made(word, found)
         if not isinstance(made, Target):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_ref.testing import report, runner
+from sdpa_ref.testing import findings, runner
 from sdpa_ref.testing.counterexample import described
 
 
@@ -16,7 +16,7 @@ def test_target(sdpa_target: Any, sdpa_word: str, sdpa_law: Any, pytestconfig: p
     seed, rounds = (pytestconfig.getoption(f"--sdpa-{name}") for name in ("seed", "cases"))
     run = runner.check(sdpa_target, seed=seed, rounds=rounds, seconds=float("inf"), laws=[sdpa_law])
     manifest, strict = (pytestconfig.getoption(f"--sdpa-{name}") for name in ("manifest", "strict"))
-    for found in report.findings(run, sdpa_word, *report.claims_options(manifest, strict)):
+    for found in findings.findings(run, sdpa_word, *findings.claims_options(manifest, strict)):
         pytest.fail(f"{described(found.failure, found.diagnosis)}\nagain: {found.command}", pytrace=False)
     (outcome,) = run.outcomes
     if not outcome.cases:

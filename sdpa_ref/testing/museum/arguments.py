@@ -62,6 +62,11 @@ class Call:
         """The shape of the scores, ``(B, Hq, L, S)``."""
         return (*self.query.shape[:3], self.key.shape[-2])
 
+    @property
+    def key_heads(self) -> int:
+        """The number of key heads."""
+        return int(self.key.shape[1])
+
     def per_entry(self, given: Any, *axes: int) -> Array:
         """Return an array over the batch, and these more axes, as ``(B, *axes)``."""
         given = np.asarray(given)

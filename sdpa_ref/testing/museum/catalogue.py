@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from sdpa_ref.testing.museum.exhibit import Fault
 from sdpa_ref.testing.museum.faults import (
     bits,
+    calls,
     dropout,
     gradients,
     heads,
@@ -15,14 +16,17 @@ from sdpa_ref.testing.museum.faults import (
     precision,
     scores,
     sinks,
+    sizes,
     softmax,
     states,
 )
 
 ROOMS = {
     room.__name__.rpartition(".")[2]: tuple(found for found in vars(room).values() if isinstance(found, Fault))
+    + getattr(room, "FAULTS", ())
     for room in (
         masks, positions, scores, softmax, sinks, keys, heads, memory, precision, states, dropout, gradients, bits,
+        sizes, calls,
     )
 }  # fmt: skip
 """The exhibits by what they are about."""

@@ -69,7 +69,8 @@ def _joined(together: Callable[..., Any]) -> Callable[..., Any]:
     return lambda m, at, call: reduce(together, (call.kernel.rule(part, at, call) for part in m.parts))
 
 
-def _n(m: Any, call: Call) -> Array:
+def lengths(m: Any, call: Call) -> Array:
+    """Return the numbers of a mask a batch entry, ``(B, 1, 1, 1)``."""
     return call.per_entry(m.n)[:, None, None, None]
 
 
@@ -102,10 +103,10 @@ def _tree(m: Any, at: At, call: Call) -> Array:
 _RULES: dict[type, Callable[..., Any]] = {
     sr.Causal: lambda m, at, call: at.j <= at.p,
     sr.Window: lambda m, at, call: window(at, m.left, m.right),
-    sr.KeyLengths: lambda m, at, call: at.j < _n(m, call),
-    sr.KeyStarts: lambda m, at, call: at.j >= _n(m, call),
-    sr.QueryLengths: lambda m, at, call: at.i < _n(m, call),
-    sr.Prefix: lambda m, at, call: (at.j < at.origin + _n(m, call)) | (at.j <= at.p),
+    sr.KeyLengths: lambda m, at, call: at.j < lengths(m, call),
+    sr.KeyStarts: lambda m, at, call: at.j >= lengths(m, call),
+    sr.QueryLengths: lambda m, at, call: at.i < lengths(m, call),
+    sr.Prefix: lambda m, at, call: (at.j < at.origin + lengths(m, call)) | (at.j <= at.p),
     sr.Chunked: lambda m, at, call: (at.j <= at.p) & ((at.j - at.origin) // m.size == (at.p - at.origin) // m.size),
     sr.FirstTokens: lambda m, at, call: at.j < at.origin + m.n,
     sr.Segments: lambda m, at, call: _ids(m.q_ids, call)[..., None] == _ids(m.k_ids, call)[:, :, None],
