@@ -105,7 +105,7 @@ def test_errors_of_operands_act_in_the_exponent():
 # --- state ---
 
 
-@pytest.mark.parametrize("name", [fault.name for fault in museum.ROOMS["calls"]][:: 1 if NIGHTLY else 3])
+@pytest.mark.parametrize("name", [fault.name for fault in museum.ROOMS["calls"]][:: 1 if NIGHTLY else 5])
 def test_the_laws_of_state_see_what_other_laws_may_not(name):
     run = check(museum.FAULTS[name].target, rounds=15, laws=["plain", *STATE, "repeatable", "everything"])
     assert run.failures

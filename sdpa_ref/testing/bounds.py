@@ -96,6 +96,7 @@ class Softmax(NamedTuple):
     sink_share: Array
     sink_change: Array
     total: Array  # sum of the exponentials beside the largest score of a key, the sink's included
+    most: Array  # the largest error of a score of the row
     overflows: Array  # whether a score may leave the range of the accumulation type
 
 
@@ -148,6 +149,7 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
         sink_share=sink_share,
         sink_change=sink_share * np.expm1(sink_error),
         total=soft.z[..., None] * np.exp(soft.m[..., None] - score.max(-1, keepdims=True, initial=-np.inf)),
+        most=most,
         overflows=np.asarray(overflows),
     )
 
@@ -242,6 +244,7 @@ def lse_bound(p: Problem, exact: Stages, s: Softmax, merges: int) -> Array:
     if p.sink is not None:
         m = np.maximum(m, p.sink[:, None])
     moved = np.maximum(np.log1p(s.change.sum(-1) + s.sink_change[..., 0]), -np.log(s.floor[..., 0]))
+    moved = np.maximum(moved, np.where(s.most[..., 0] > _LOST, s.most[..., 0], 0))
     rounded = sum_roundings(s, u) + 4 * u * (abs(m) + abs(exact.lse)) + merges * 4 * u * (1 + abs(exact.lse))
     return np.where(s.overflows[..., 0], np.inf, np.where(np.isfinite(exact.lse), moved + rounded, 0))
 

@@ -17,7 +17,7 @@ _WORK = 1 << 20  # B * Hq * L * S * (E + Ev) of a case; more would mean few case
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
 _WIDE = (65, 65, 72, 80, 80, 96, 96, 127, 128, 128, 129, 160, 192, 256, 257, 320, 512)
 _TILES = (16, 32, 64, 128, 256)
-BEYOND_16_BITS = (32_769, 40_000, 65_537, 70_000)
+BEYOND_16_BITS = (32_769, 40_000, 65_537, 65_537, 70_000, 80_000)
 _GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 _BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
 REACHES = (
@@ -249,8 +249,9 @@ def plain_batch(claims: Capabilities) -> tuple[int, ...] | None:
 def any_mask(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
     """Return a mask that the target takes, as an object or as an array, perhaps of several parts."""
     words = MASKS if claims.mask else claims.masks
-    if "causal" in words and rng.random() < 0.15:  # the mask that most kernels are written for
-        return ("causal",)
+    usual = [word for word in ("causal", "causal", "window", "key lengths") if word in words]
+    if usual and rng.random() < 0.3:  # the masks that most kernels are written for
+        return (str(rng.choice(usual)),)
     if len(words) < 2 or not (claims.mask or claims.mask_algebra) or rng.random() < 0.4:
         return (str(rng.choice(words)),)
     chosen = [str(word) for word in rng.choice(words, int(rng.integers(2, 4)), replace=False)]

@@ -59,6 +59,8 @@ def _forward(
         lengths = np.broadcast_to(np.asarray(mask.n, np.int64), query.shape[:1])
     elif mask is not None:
         given = mask
+    if given is not None:  # a shorter last axis is filled up with dropped keys
+        given = np.array(np.broadcast_to(given, (*given.shape[:-1], key.shape[-2])))
     model, feeds = attention_model(query, key, value, mask=given, lengths=lengths, opset=_OPSET, **attributes)
     (output,) = ReferenceEvaluator(model).run(None, feeds)
     return np.asarray(output)
