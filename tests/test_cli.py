@@ -217,7 +217,9 @@ def test_info_tells_which_backend_cannot_tell_of_itself(capsys, monkeypatch):
     def details():
         raise ValueError("the setting X must be a number")
 
-    monkeypatch.setattr(sdpa_ref.load("reference"), "details", details, raising=False)
+    reference = sdpa_ref.load("reference")
+    monkeypatch.setattr(reference, "details", details, raising=False)
+    monkeypatch.setattr(reference, "TASKS", reference.TASKS | {"details"})
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reference"] == {"error": "ValueError: the setting X must be a number"}
 

@@ -106,6 +106,7 @@ class Packed(Mask):
 
     Examples
     --------
+    >>> from sdpa_ref import Causal
     >>> print((Packed([2, 3]) & Causal()).show(5, 5))
         01234
       0 #....

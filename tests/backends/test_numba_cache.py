@@ -345,9 +345,10 @@ HOMES = {
 @posix
 @pytest.mark.parametrize("home", HOMES)
 def test_odd_homes_only_cost_time(toy, home):
-    assert toy.run(**HOMES[home]) == COMPILED
+    environment = {"HOME": str(toy.root)} | HOMES[home]  # where a relative folder is not heard, the home's is used
+    assert toy.run(**environment) == COMPILED
     if home != "a name that is no UTF-8":  # nor can it be printed
-        assert ("Error" in toy.run(INFO, **HOMES[home])) == (home != "a relative folder")
+        assert ("Error" in toy.run(INFO, **environment)) == (home != "a relative folder")
 
 
 def test_without_any_home_there_is_a_reason(toy):
