@@ -14,7 +14,7 @@ KNOWN = {  # docs/peers-report.md
     "jax": ("bias", "case(1, S=2, mask=('function',), bias=('loud',), layout='LHE')"),
     "keras": ("bias", "case(1, batch=(1,), S=2, mask=('function',), bias=('loud',), layout='LHE')"),
 }
-MIXED = {"everything", "constant values", "levels"}  # they draw what is known of the forward pass, too
+MIXED = {"everything", "constant values", "levels", "no memory"}  # they draw what is known of the forward pass, too
 FEW = ("needles", "scale", "bias", "mask arrays", "causal", "empty rows")
 
 
