@@ -17,6 +17,8 @@ BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _WRITTEN = FORWARD.fields["B"][1]  # type: ignore[index]  # bytes of the record that Python writes
 _PLAIN = struct.Struct(f"{HEADER}5qd{FORWARD.itemsize - 48}x")
 _FULL = struct.Struct(f"{HEADER}5qd{(_WRITTEN - 64) // 8}q2d{FORWARD.itemsize - _WRITTEN}x")
+_SEEN, _BAND = (FORWARD.fields[name][1] for name in ("visible", "band_offset"))  # type: ignore[index]
+_BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}xq{_BAND - _SEEN - 8}x10q{FORWARD.itemsize - _BAND - 80}x")
 _NO_BAND = (0,) * len(Band._fields)
 
 
@@ -26,6 +28,10 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         return _solve_plain(problem)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
+    bare = bias is None and keep is None and slopes is None and sink is None and softcap is None
+    if bare and type(visible) is Band and score_mod is None and dropout is None and (want is OUTPUT or want == OUTPUT):
+        if {*map(type, visible)} == _INTEGERS:
+            return _solve_banded(problem, visible)
     few = score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     options = keep, bias, slopes, score_mod, dropout, softcap
@@ -76,6 +82,20 @@ def _solve_plain(problem: Problem) -> Result:
     kernel, settle, sizes = plan_for(form.dtype, few, False, None)
     pool, helpers = team()
     run(_PLAIN.pack(kernel, settle, pool, helpers, id(query), id(key), id(value), id(out), sizes, scale))
+    return tuple.__new__(Result, (out, None, None, None, None))
+
+
+def _solve_banded(problem: Problem, band: Band) -> Result:
+    """Return the output of a problem whose one option is a band that all batch entries share."""
+    form, query, key, value, out, scale = problem[:6]
+    out = problem.new_output() if out is None else out
+    few = query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
+    kernel, settle, sizes = plan_for(form.dtype, few, False, None)
+    pool, helpers = team()
+    call = _BANDED.pack(
+        kernel, settle, pool, helpers, id(query), id(key), id(value), id(out), sizes, scale, BAND, *band
+    )
+    run(call)
     return tuple.__new__(Result, (out, None, None, None, None))
 
 

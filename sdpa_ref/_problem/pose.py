@@ -207,7 +207,8 @@ def _seen(mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alib
     if documents is None:
         band = mask._band()
         if band is not None:
-            return _Seen(Band(offset, *band[1:]), None, offset)
+            placed = tuple.__new__(Band, (offset,) + band[1:])  # noqa: RUF005  # unpacking makes a list first
+            return tuple.__new__(_Seen, (placed, None, offset, None, (), None, ()))
     grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind)
     visible, boolean, rules = normal(mask, grid)
     if len(boolean) == 1 and not rules:
