@@ -15,6 +15,12 @@ _UNMASK = {
     "mask": "mask.filled(False) if nobody may attend where it is masked",
     "bias": "bias.filled(-numpy.inf) drops the keys where it is masked",
 }
+_REFUSALS = (
+    TypeError, ValueError, AttributeError, RuntimeError, BufferError, LookupError, ArithmeticError, AssertionError,
+    Warning,
+)  # fmt: skip
+"""What conversions of other libraries raise; anything else, such as a TimeoutError, comes from a handler of signals."""
+
 _CPU = (1, 3, 11)  # DLPack device types whose memory the host reads: CPU, pinned CUDA and pinned ROCm
 
 
@@ -30,7 +36,7 @@ def as_array(name: str, value: Any) -> Array:
         return _from_device(name, value)
     try:
         array = np.asarray(value)
-    except Exception as error:  # whatever the conversion of another library raises
+    except _REFUSALS as error:
         raise TypeError(f"{name} must be an array, got {type(value).__name__} ({error})") from None
     if array.dtype == object:
         raise TypeError(f"{name} must be an array of numbers, got {_described(value, array)}")
@@ -128,7 +134,7 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _from_dlpack(name: str, value: Any) -> Array:
     try:
         on_host = int(value.__dlpack_device__()[0]) in _CPU
-    except Exception as refused:  # a JAX array on several devices, a tracer, a tensor without memory
+    except _REFUSALS as refused:  # a JAX array on several devices, a tracer, a tensor without memory
         if not _is_of_jax_on_host(value):
             raise _not_taken(name, value, refused) from None
         on_host = True
@@ -138,8 +144,8 @@ def _from_dlpack(name: str, value: Any) -> Array:
     is_tensor = torch is not None and isinstance(value, torch.Tensor)
     try:
         return _from_torch(torch, value) if is_tensor else np.from_dlpack(value)
-    except Exception as refused:
-        with suppress(Exception):
+    except _REFUSALS as refused:
+        with suppress(*_REFUSALS):
             if not is_tensor:
                 return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
         raise _not_taken(name, value, refused) from None
@@ -149,7 +155,7 @@ def _is_of_jax_on_host(value: Any) -> bool:
     """Return whether this is a JAX array all of whose devices are the host: NumPy puts its shards together."""
     try:
         return all(device.platform == "cpu" for device in value.devices())
-    except Exception:  # a tracer, or not of JAX
+    except _REFUSALS:  # a tracer, or not of JAX
         return False
 
 

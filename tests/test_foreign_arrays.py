@@ -293,3 +293,16 @@ def test_biases_that_are_rules_equal_their_copies():
     assert slopes == pickle.loads(pickle.dumps(slopes)) == copy.deepcopy(slopes)
     assert {slopes: 1}[ALiBi([0.5, 0.25])] == 1
     assert slopes != ALiBi([0.5, 0.5])
+
+
+def test_an_exception_of_somebody_else_in_a_conversion_is_not_replaced():
+    """The handler of a signal may raise while NumPy takes an argument."""
+
+    class Interrupted:
+        def __array__(self, dtype=None, copy=None):
+            raise TimeoutError("too slow")
+
+    x = np.ones((1, 2, 4), np.float32)
+    for arguments, options in (((Interrupted(), x, x), {}), ((x, x, x), {"bias": Interrupted()})):
+        with pytest.raises(TimeoutError, match="too slow"):
+            sdpa(*arguments, **options)
