@@ -25,13 +25,13 @@ _NO_BAND = (0,) * len(Band._fields)
 def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
     """Return what is wanted of a problem that the kernels take as it is; `final`: its bias holds the scores."""
     if problem.plain and (want is OUTPUT or want == OUTPUT):
-        return _solve_plain(problem)
+        return _solve_short(problem, _PLAIN)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
     bare = bias is None and keep is None and slopes is None and sink is None and softcap is None
     if bare and type(visible) is Band and score_mod is None and dropout is None and (want is OUTPUT or want == OUTPUT):
         if {*map(type, visible)} == _INTEGERS:
-            return _solve_banded(problem, visible)
+            return _solve_short(problem, _BANDED, BAND, *visible)
     few = score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     options = keep, bias, slopes, score_mod, dropout, softcap
@@ -74,28 +74,14 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     return Result(out, lse, weights, m, z)
 
 
-def _solve_plain(problem: Problem) -> Result:
-    """Return the output of a problem without options, in half the time that asking for each of them would take."""
+def _solve_short(problem: Problem, layout: struct.Struct, *options: int) -> Result:
+    """Return the output of a problem with no option but these, in half the time that asking for each would take."""
     form, query, key, value, out, scale = problem[:6]
     out = problem.new_output() if out is None else out
     few = query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     kernel, settle, sizes = plan_for(form.dtype, few, False, None)
     pool, helpers = team()
-    run(_PLAIN.pack(kernel, settle, pool, helpers, id(query), id(key), id(value), id(out), sizes, scale))
-    return tuple.__new__(Result, (out, None, None, None, None))
-
-
-def _solve_banded(problem: Problem, band: Band) -> Result:
-    """Return the output of a problem whose one option is a band that all batch entries share."""
-    form, query, key, value, out, scale = problem[:6]
-    out = problem.new_output() if out is None else out
-    few = query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
-    kernel, settle, sizes = plan_for(form.dtype, few, False, None)
-    pool, helpers = team()
-    call = _BANDED.pack(
-        kernel, settle, pool, helpers, id(query), id(key), id(value), id(out), sizes, scale, BAND, *band
-    )
-    run(call)
+    run(layout.pack(kernel, settle, pool, helpers, id(query), id(key), id(value), id(out), sizes, scale, *options))
     return tuple.__new__(Result, (out, None, None, None, None))
 
 
