@@ -50,6 +50,7 @@ class Arrays(NamedTuple):
     bias: int
     slopes: int
     positions: int
+    key_positions: int
     sink: int
 
 
@@ -68,6 +69,29 @@ class Bounds(NamedTuple):
     rows: int
 
 
+class Source(NamedTuple):
+    """Where keys or values lie that may be stored: arrays by their address, `code` and so on as `CODES` count types.
+
+    `table_item` is the size of an entry of the table, 0 where there are no pages; `page` the keys of a page; `direct`
+    whether the numbers are what the kernel reads, in its own type.
+    """
+
+    numbers: int
+    table: int
+    table_item: int
+    page: int
+    pages: int
+    direct: int
+    code: int
+    zero: int
+    scale: int
+    scale_code: int
+    offset: int
+    offset_code: int
+    length: int
+    width: int
+
+
 OPTIONS = (
     "visible",  # how the visible keys are known
     "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
@@ -79,6 +103,7 @@ _RARELY = (
     *Arrays._fields[4:],
     *OPTIONS,
     *(f"band_{name}" for name in Bounds._fields),  # the numbers, where all entries share them
+    "stored",  # address of two `Source`, of key and value, for the kernels of stored keys
 )
 _SETTLED = (
     *SHAPE,
@@ -93,11 +118,14 @@ FORWARD = np.dtype(
     + [("softcap", np.float64), ("dropout_factor", np.float64)]
     + [(name, np.int64) for name in _SETTLED]
 )
+SOURCE = np.dtype([(name, np.int64) for name in Source._fields])
 SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:])])
 
+SOURCE_BYTES, LENGTH, WIDTH = SOURCE.itemsize, SOURCE.fields["length"][1], SOURCE.fields["width"][1]  # type: ignore[index]
 BAND_AT = FORWARD.fields["band_offset"][1]  # type: ignore[index]
 
 read_record, read_arrays, read_sizes = record_reader(FORWARD), tuple_reader(Arrays, FORWARD), record_reader(SIZES)
+read_source = tuple_reader(Source, SOURCE)
 _store = storer("int64")
 
 
@@ -110,8 +138,11 @@ def shape_up(p, record):
     for axis in range(size(p.query, 0), 3, -1):
         p.B *= size(p.query, axis)
     p.Hq, p.L, p.E = size(p.query, 3), size(p.query, 2), size(p.query, 1)
-    p.Hkv, p.S = size(p.key, 3), size(p.key, 2)
-    p.Ev = size(p.value, 1) if p.value else 0
+    p.Hkv = size(p.key, 3)
+    if p.stored:
+        p.S, p.Ev = load_int64(p.stored + LENGTH), load_int64(p.stored + SOURCE_BYTES + WIDTH)
+    else:
+        p.S, p.Ev = size(p.key, 2), size(p.value, 1) if p.value else 0
     p.group = p.Hq // p.Hkv if p.Hkv else 1
 
 
