@@ -48,10 +48,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return call(function, *args, **kwargs)
 
     def __getitem__(self, index):
-        return wrapped(self.host[index])
+        return wrapped(self.host[bare_index(index)])
 
     def __setitem__(self, index, value):
-        self.host[index] = bare(value)
+        self.host[bare_index(index)] = bare(value)
 
     def __bool__(self):
         return bool(self.host)
@@ -73,6 +73,10 @@ def bare(value):
     if isinstance(value, np.ndarray):
         raise TypeError(f"Unsupported type {type(value)}")
     return [bare(x) for x in value] if isinstance(value, (list, tuple)) and not hasattr(value, "_fields") else value
+
+
+def bare_index(index):
+    return tuple(map(bare, index)) if isinstance(index, tuple) else bare(index)
 
 
 def wrapped(value):
