@@ -44,9 +44,9 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     elif out is None:
         out = problem.new_output()
     kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod, stored)
-    told = described(problem) if stored else None
-    if told is not None:
-        key, value = told.arrays
+    source, kept = 0, None
+    if stored:
+        key, value, source, kept = described(problem)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
@@ -74,10 +74,10 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         *map(_address, (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions,
                         problem.key_positions, sink)),
         kind, *table, 0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold,
-        seed & 0xFFFFFFFF, seed >> 32, *place, 0 if told is None else told.address, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
+        seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
-    del numbers  # until here the kernel reads it
+    del numbers, kept  # until here the kernel reads them
     return Result(out, lse, weights, m, z)
 
 

@@ -20,9 +20,9 @@ from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, st
 from .elementary import elementary
 from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
 from .finish import finish, lse_of
-from .record import read_arrays, read_record
+from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
-from .stored import Head, sources
+from .stored import HEAD_BYTES, place_head
 from .views import batch, data, stride
 
 
@@ -95,17 +95,16 @@ def kernel(dtype, sizes, stored=False):
         p, a = read_record(record), read_arrays(record)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
-        if stored:
-            floats += lanes * max(p.E, p.Ev)
+        room_bytes = HEAD_BYTES + lanes * max(p.E, p.Ev) * size if stored else 0
         state_bytes = n * (width + 2) * size
-        scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 64)
+        scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 2 * room_bytes + 64)
         t = (scratch + 63) & -64
         keys = t + n * block * size
         values = keys + PANELS * lanes * p.E * size
         queries = values + STEP * width * size
         own = queries + n * p.E * size
         rows = rows_at(own + state_bytes, n)
-        panel_rows = own + state_bytes + 8 * FIELDS * n
+        room = own + state_bytes + 8 * FIELDS * n
         task = next_task(worker)
         while task < p.B * p.Hkv * max(chunks, 1):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
@@ -126,8 +125,8 @@ def kernel(dtype, sizes, stored=False):
                 for e in range(p.E):
                     store(queries + (r * p.E + e) * size, load_source(q + e * stride(a.query, 1)))
             if stored:
-                key, value = sources(p.stored)
-                key_head, value_head = Head(key, b, kv, panel_rows), Head(value, b, kv, panel_rows)
+                key_head = place_head(room, p.stored, a.query, b, kv)
+                value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
             else:
                 key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
                 value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)

@@ -12,7 +12,7 @@ from sdpa_numba.vector.unrolled import tiler
 from .elementary import elementary
 from .pack import transposing, value_packer
 from .rows import at, keeps, look
-from .stored import place_of, reader, rows_packer
+from .stored import page_at, reader, rows_packer
 from .views import data, stride
 
 PANELS = 4  # of keys at a time
@@ -42,7 +42,7 @@ def scorer(dtype, sizes, stored):
             for y in range(0, panels):
                 first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
                 if stored:
-                    pack_panel(key.source, a.query, key.b, key.head, first, count, key.rows, keys + y * panel)
+                    pack_panel(key, first, count, keys + y * panel)
                 else:
                     pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
             r, scale = 0, number(p.scale)
@@ -310,22 +310,22 @@ def stored_value_adder(dtype, sizes):
     @part
     def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
         """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
-        s, across, x = value.source, width * size, low
-        down, in_place = stride(s.numbers, 2), complete and s.direct != 0 and s.width == width
-        in_place &= stride(s.numbers, 1) == own
+        across, x = width * size, low
+        in_place = complete and value.direct != 0 and value.width == width and value.across == own
         while x < high:
             j, steps = j0 + x, min(STEP, high - x)
             if in_place:
-                steps = min(steps, s.page - j % s.page)
-                first = place_of(s, a.query, value.b, value.head, j // s.page).numbers + j % s.page * down
-                add_in_place(n, t + x * size, first, down, steps, sums, width)
-            elif complete and s.direct == 0:
-                read_rows(s, a.query, value.b, value.head, j, steps, values, across)
+                page, slot = page_at(value, j)
+                steps = min(steps, value.page - slot)
+                first = value.first + page * value.leap + slot * value.down
+                add_in_place(n, t + x * size, first, value.down, steps, sums, width)
+            elif complete and value.direct == 0:
+                read_rows(value, j, steps, values, across)
                 for y in range(steps):
-                    for d in range(s.width, width):
+                    for d in range(value.width, width):
                         store(values + y * across + d * size, zero)
                 add_packed(n, t + x * size, values, across, steps, sums, width)
-            elif pack_rows(s, a.query, value.b, value.head, j, steps, value.rows, values, across, vector) or complete:
+            elif pack_rows(value, j, steps, values, across, vector) or complete:
                 add_packed(n, t + x * size, values, across, steps, sums, width)
             else:
                 add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width)

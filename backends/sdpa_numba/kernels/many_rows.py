@@ -14,10 +14,10 @@ from sdpa_numba.vector.simd import allocate, release, splatter, storer
 
 from . import tiles
 from .pack import transposing, value_packer
-from .record import read_arrays, read_record
+from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
-from .stored import reader, rows_packer, sources
+from .stored import HEAD_BYTES, place_head, reader, rows_packer
 from .tiles import Tile
 from .views import batch, stride
 
@@ -66,13 +66,14 @@ def stored_packing(dtype, sizes):
     def pack_block(p, a, b, head, j0, target, room):
         """Pack the block of keys that begins at j0."""
         count, finite = min(block, p.S - j0), True
-        key, value = sources(p.stored)
+        key = place_head(room, p.stored, a.query, b, head)
         for x in range(0, count, panel):
             rows = min(panel, count - x)
-            pack_panel(key, a.query, b, head, j0 + x, rows, room, target + x * p.E * size)
+            pack_panel(key, j0 + x, rows, target + x * p.E * size)
         if a.value:
             to, part = target + block * p.E * size, tile_rows * size
-            finite = pack_rows(value, a.query, b, head, j0, count, room, to, part, block * part)
+            value = place_head(room, p.stored + SOURCE_BYTES, a.query, b, head)
+            finite = pack_rows(value, j0, count, to, part, block * part)
         store(target + p.block_bytes - 64, np.int64(finite))
 
     return pack_block
@@ -176,7 +177,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
         work_bytes = (lanes + 2) * widest * size
-        room_bytes = (sizes.panel * max(p.E, p.Ev) if stored else 0) * size
+        room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
         whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)
         scratch = allocate(64 + whole + room_bytes)
         t = (scratch + 63) & -64

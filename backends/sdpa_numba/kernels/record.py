@@ -70,26 +70,33 @@ class Bounds(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where keys or values lie that may be stored: arrays by their address, `code` and so on as `CODES` count types.
+    """Where keys or values lie that may be stored: arrays by their address, types as `stored.CODES` counts them.
 
-    `table_item` is the size of an entry of the table, 0 where there are no pages; `page` the keys of a page; `direct`
-    whether the numbers are what the kernel reads, in its own type.
+    One of them is described by: how many keys and numbers there are; whether a kernel reads the numbers as they are;
+    their type and the code that means 0; pages, keys of a page, and bytes of an entry of the table; and of scale and
+    offset the types, and how many numbers, keys and pages one of theirs serves.
     """
 
     numbers: int
     table: int
-    table_item: int
-    page: int
-    pages: int
+    scale: int
+    offset: int
+    length: int
+    width: int
     direct: int
     code: int
     zero: int
-    scale: int
+    pages: int
+    page: int
+    table_item: int
     scale_code: int
-    offset: int
+    scale_run: int
+    scale_keys: int
+    scale_pages: int
     offset_code: int
-    length: int
-    width: int
+    offset_run: int
+    offset_keys: int
+    offset_pages: int
 
 
 OPTIONS = (

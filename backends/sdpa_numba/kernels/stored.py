@@ -11,160 +11,151 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import load_int32, load_int64, loader, nibble_loader, splatter, storer
+from sdpa_numba.vector.simd import load_int32, load_int64, loader, nibble_loader, record_reader, splatter, storer
 
 from .pack import transposing, value_packer
-from .record import Source
+from .record import read_source
 from .views import HEADER, data, size, stride
 
 CODES = (
     "float16", "bfloat16", "float32", "float64", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "nibble",
 )  # fmt: skip
-NIBBLE = CODES.index("nibble")
 
 
-class Place(NamedTuple):
-    """Where the keys of one head begin, in a page or at key 0: numbers, scale and offset."""
+FACTOR = np.dtype([(name, np.int64) for name in ("first", "code", "across", "down", "leap", "run", "keys", "pages")])
+"""A scale or an offset of a head: where it begins, 0 for none, its type, and the bytes between its numbers, keys and
+pages; one of its numbers serves `run` numbers of `keys` keys of `pages` pages."""
 
-    numbers: int
-    scale: int
-    offset: int
+HEAD = np.dtype(
+    [(name, np.int64) for name in (
+        "first", "across", "down", "leap",  # where the numbers begin, and the bytes between two, two keys and two pages
+        "width", "direct", "code", "zero", "pages", "page", "table_item",  # as in `Source`
+        "table", "table_step",  # the head's row of the table, and the bytes between two entries
+        "room",  # for a panel of keys as rows
+    )]
+    + [("scale", FACTOR), ("offset", FACTOR)]
+)  # fmt: skip
+"""Stored keys or values of one head of a batch entry. It lies in memory, as so many arguments cost as much as keys."""
 
-
-@part
-def serving(array, numbers, axis, i):
-    """Return the bytes to what serves index i of an axis of `numbers`, in an array that serves it in runs."""
-    if size(array, 0) < axis or size(array, axis) == 1:
-        return 0
-    n = size(numbers, axis) if size(numbers, 0) >= axis else 1
-    return i // max(1, n // size(array, axis)) * stride(array, axis)
-
-
-@part
-def run_of(array, n, axis):
-    """Return how many of n consecutive indices of an axis one number serves."""
-    if size(array, 0) < axis:
-        return n
-    return max(np.int64(1), n // max(np.int64(1), size(array, axis)))
+HEAD_BYTES = HEAD.itemsize
+SCALE, OFFSET = (HEAD.fields[name][1] for name in ("scale", "offset"))  # type: ignore[index]
+read_head, read_factor = record_reader(HEAD), record_reader(FACTOR)
 
 
 @part
-def entry_in(array, numbers, query, b):
-    """Return the bytes to batch entry b in `numbers`, or in an array that serves it in runs."""
-    address, shape = 0, load_int64(query + HEADER + 16)
-    inner = 3
+def within(array, numbers, paged, query, b, head):
+    """Return the bytes to a head of batch entry b in `numbers`, or in an array that serves it in runs."""
+    at, heads = np.int64(0), size(numbers, 3)
+    if size(array, 0) > 2 and size(array, 3) > 1:
+        at = head // (heads // size(array, 3)) * stride(array, 3)
+    if paged:
+        return at
+    inner, shape = 3, load_int64(query + HEADER + 16)
     for axis in range(load_int32(query + HEADER + 8) - 4, -1, -1):
         n = load_int64(shape + 8 * axis)
         inner += 1
-        if size(numbers, 0) >= inner and size(numbers, inner) > 1:
-            address += serving(array, numbers, inner, b % n)
+        if size(array, 0) >= inner and size(array, inner) > 1:  # and so has `numbers`
+            at += b % n // (size(numbers, inner) // size(array, inner)) * stride(array, inner)
         b //= n
-    return address
+    return at
 
 
 @part
-def page_of(s, query, b, m):
-    """Return the page that entry m of the table names; one that does not exist is not needed, and any will do."""
-    at, step, rest, inner = data(s.table), stride(s.table, 1), b, 1
-    shape = load_int64(query + HEADER + 16)
+def place_factor(f, array, code, run, keys, pages, s, query, b, head):
+    """Fill in the scale or the offset of a head."""
+    f.first, f.code, f.run, f.keys, f.pages = np.int64(0), code, run, keys, pages
+    f.across, f.down, f.leap = np.int64(0), np.int64(0), np.int64(0)
+    if array:
+        f.first = data(array) + within(array, s.numbers, s.table != 0, query, b, head)
+        f.across, f.down = stride(array, 1), stride(array, 2)
+        f.leap = stride(array, 4) if s.table else np.int64(0)
+
+
+@part
+def place_head(at, source, query, b, head):
+    """Fill in, and return, the head that lies at `at`, with room behind it, of the `Source` at `source`."""
+    s, h = read_source(source), read_head(at)
+    h.first = data(s.numbers) + within(s.numbers, s.numbers, s.table != 0, query, b, head)
+    h.across, h.down, h.leap = stride(s.numbers, 1), stride(s.numbers, 2), np.int64(0)
+    h.width, h.direct, h.code, h.zero, h.pages, h.page = s.width, s.direct, s.code, s.zero, s.pages, s.page
+    h.table, h.table_step, h.table_item, h.room = np.int64(0), np.int64(0), s.table_item, at + HEAD_BYTES
+    if s.table:
+        h.leap, h.table, h.table_step = stride(s.numbers, 4), row_of(s.table, query, b), stride(s.table, 1)
+    place_factor(
+        read_factor(at + SCALE), s.scale, s.scale_code, s.scale_run, s.scale_keys, s.scale_pages, s, query, b, head
+    )
+    place_factor(
+        read_factor(at + OFFSET), s.offset, s.offset_code, s.offset_run, s.offset_keys, s.offset_pages, s, query, b,
+        head,
+    )  # fmt: skip
+    return h
+
+
+@part
+def row_of(table, query, b):
+    """Return where the row of batch entry b begins in a table."""
+    at, inner, shape = data(table), 1, load_int64(query + HEADER + 16)
     for axis in range(load_int32(query + HEADER + 8) - 4, -1, -1):
         n = load_int64(shape + 8 * axis)
         inner += 1
-        at += rest % n * stride(s.table, inner)
-        rest //= n
-    page = load_int64(at + m * step) if s.table_item == 8 else np.int64(load_int32(at + m * step))
-    return page if 0 <= page < s.pages else np.int64(0)
+        at += b % n * stride(table, inner)
+        b //= n
+    return at
 
 
 @part
-def place_of(s, query, b, head, m):
-    """Return the `Place` of the keys of page m of a head, or of all keys where there are no pages."""
-    page, axis = (page_of(s, query, b, m), 4) if s.table else (np.int64(0), 3)
-    numbers = data(s.numbers) + serving(s.numbers, s.numbers, 3, head)
-    scale, offset = np.int64(0), np.int64(0)
-    if s.scale:
-        scale = data(s.scale) + serving(s.scale, s.numbers, 3, head)
-    if s.offset:
-        offset = data(s.offset) + serving(s.offset, s.numbers, 3, head)
-    if axis == 4:
-        numbers += page * stride(s.numbers, 4)
-        if s.scale:
-            scale += serving(s.scale, s.numbers, 4, page)
-        if s.offset:
-            offset += serving(s.offset, s.numbers, 4, page)
-        return Place(numbers, scale, offset)
-    numbers += entry_in(s.numbers, s.numbers, query, b)
-    if s.scale:
-        scale += entry_in(s.scale, s.numbers, query, b)
-    if s.offset:
-        offset += entry_in(s.offset, s.numbers, query, b)
-    return Place(numbers, scale, offset)
+def page_at(h, j):
+    """Return the page and the slot of key j; of a page that does not exist no key is needed, and any page will do."""
+    if h.table == 0:
+        return np.int64(0), j
+    m = j // h.page
+    at = h.table + m * h.table_step
+    page = load_int64(at) if h.table_item == 8 else np.int64(load_int32(at))
+    return (page if 0 <= page < h.pages else np.int64(0)), j - m * h.page
 
 
-class Head(NamedTuple):
-    """Stored keys or values of a head of a batch entry, and room for a panel of them as rows."""
-
-    source: Source
-    b: int
-    head: int
-    rows: int
-
-
-class Numbers(NamedTuple):
-    """A row of codes: the first and the bytes between two; how many, and the code that means 0."""
-
-    first: int
-    step: int
-    count: int
-    zero: int
-
-
-class Factor(NamedTuple):
-    """The numbers of a scale or an offset along a row: the first, the bytes between two, and what each serves."""
-
-    first: int
-    step: int
-    run: int
-    code: int
+@part
+def served(f, page, slot):
+    """Return where what serves a key begins."""
+    if f.first == 0:
+        return np.int64(0)
+    key = slot if f.keys == 1 else slot // f.keys
+    return f.first + (page if f.pages == 1 else page // f.pages) * f.leap + key * f.down
 
 
 @cache
 def decoder(code, acc, lanes):
-    """Return ``decode(numbers, scale, offset, target)`` for a row of numbers stored as `code`."""
+    """Return ``decode(h, page, slot, count, target, row)`` for numbers stored as `code`."""
     size, number, nibble = itemsize(acc), np.dtype(acc).type, code == "nibble"
     bytes_of = 1 if nibble else itemsize(code)
-    load_byte = loader("uint8", "float64")
     load = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes)
-    load_exact = loader("uint8" if nibble else code, "float64")
+    load_byte, load_exact = loader("uint8", "float64"), loader("uint8" if nibble else code, "float64")
     store, splat = storer(acc), splatter(acc, lanes)
-    halves, brains, singles, doubles = (loader(name, acc) for name in CODES[:4])
+    half, brain, single, double = (loader(name, acc) for name in CODES[:4])
     load_double = loader("float64", "float64")
     unrounded = 3 if acc == "float32" else -1  # factors of more digits, which are rounded with what they make
 
     @part
-    def factor_at(f, e):
-        """Return what serves number e of a row."""
-        at = f.first + e // f.run * f.step
-        if f.code == 0:
-            return halves(at)
-        if f.code == 1:
-            return brains(at)
-        if f.code == 2:
-            return singles(at)
-        return doubles(at)
+    def load_factor(code, at):
+        """Return the number that lies there."""
+        if code == 0:
+            return half(at)
+        if code == 2:
+            return single(at)
+        return brain(at) if code == 1 else double(at)
 
     @part
-    def exact_at(f, e):
+    def exact_factor(code, at):
         """Return the same as a float64."""
-        return load_double(f.first + e // f.run * f.step) if f.code == 3 else np.float64(factor_at(f, e))
+        return load_double(at) if code == 3 else np.float64(load_factor(code, at))
 
     @part
-    def one(numbers, e):
+    def one(first, across, e):
         """Return the code of number e of a row as a float64."""
         if nibble:
-            byte = np.int64(load_byte(numbers.first + e // 2 * numbers.step))
+            byte = np.int64(load_byte(first + e // 2 * across))
             return np.float64(byte >> 4 if e % 2 else byte & 15)
-        return load_exact(numbers.first + e * numbers.step)
+        return load_exact(first + e * across)
 
     @part
     def smooth(f, width):
@@ -172,41 +163,57 @@ def decoder(code, acc, lanes):
         return f.first == 0 or (f.code != unrounded and (f.run % lanes == 0 or f.run >= width))
 
     @part
-    def decode(numbers, scale, offset, target):
-        """Write the numbers that a row of codes means, in the accumulation type."""
-        width, e, whole = numbers.count, np.int64(0), np.int64(0)
-        if numbers.step == bytes_of and smooth(scale, width) and smooth(offset, width):
+    def decode_one(h, first, scale, offset, e, to):
+        """Write number e of a row."""
+        code = one(first, h.across, e) - h.zero
+        scale += e // h.scale.run * h.scale.across
+        offset += e // h.offset.run * h.offset.across
+        if h.scale.code == unrounded or h.offset.code == unrounded:
+            exact = code * exact_factor(h.scale.code, scale) if h.scale.first else code
+            store(to, number(exact + exact_factor(h.offset.code, offset) if h.offset.first else exact))
+        else:
+            y = number(code)
+            if h.scale.first:
+                y *= load_factor(h.scale.code, scale)
+            if h.offset.first:
+                y += load_factor(h.offset.code, offset)
+            store(to, y)
+
+    @part
+    def decode(h, page, slot, count, target, row):
+        """Write what `count` keys of a page mean, from `slot` on, in the accumulation type and `row` bytes apart."""
+        # what the inner loop asks is held in registers: for all that is known, a store may change what lies in memory
+        width, zero, zeros, whole = h.width, splat(number(h.zero)), h.zero != 0, np.int64(0)
+        scaled, shifted, scale_run, offset_run = h.scale.first != 0, h.offset.first != 0, h.scale.run, h.offset.run
+        if h.across == bytes_of and smooth(h.scale, width) and smooth(h.offset, width):
             whole = width - width % lanes
-        while e < whole:
-            end, factor, shift = whole, splat(number(1)), splat(number(0))
-            if scale.first:
-                factor, end = splat(factor_at(scale, e)), min(end, (e // scale.run + 1) * scale.run)
-            if offset.first:
-                shift, end = splat(factor_at(offset, e)), min(end, (e // offset.run + 1) * offset.run)
-            zero = splat(number(numbers.zero))
-            while e < end:
-                x = load(numbers.first + (e // 2 if nibble else e * bytes_of))
-                if numbers.zero:
-                    x -= zero
-                if scale.first:
-                    x *= factor
-                if offset.first:
-                    x += shift
-                store(target + e * size, x)
-                e += lanes
-        while e < width:
-            code = one(numbers, e) - numbers.zero
-            if scale.code == unrounded or offset.code == unrounded:
-                x = code * exact_at(scale, e) if scale.first else code
-                store(target + e * size, number(x + exact_at(offset, e) if offset.first else x))
-            else:
-                y = number(code)
-                if scale.first:
-                    y *= factor_at(scale, e)
-                if offset.first:
-                    y += factor_at(offset, e)
-                store(target + e * size, y)
-            e += 1
+        for x in range(slot, slot + count):
+            first = h.first + page * h.leap + x * h.down
+            scale, offset, e = served(h.scale, page, x), served(h.offset, page, x), np.int64(0)
+            next_scale, next_offset, scale_now, offset_now = whole, whole, scale, offset
+            by, plus = splat(number(1)), splat(number(0))
+            while e < whole:
+                if scaled and (e == 0 or e == next_scale):
+                    by, next_scale = splat(load_factor(h.scale.code, scale_now)), min(whole, e + scale_run)
+                    scale_now += h.scale.across
+                if shifted and (e == 0 or e == next_offset):
+                    plus, next_offset = splat(load_factor(h.offset.code, offset_now)), min(whole, e + offset_run)
+                    offset_now += h.offset.across
+                end = min(next_scale, next_offset)
+                while e < end:
+                    y = load(first + (e // 2 if nibble else e * bytes_of))
+                    if zeros:
+                        y = y - zero
+                    if scaled:
+                        y = y * by
+                    if shifted:
+                        y = y + plus
+                    store(target + e * size, y)
+                    e += lanes
+            while e < width:
+                decode_one(h, first, scale, offset, e, target + e * size)
+                e += 1
+            target += row
 
     return decode
 
@@ -222,100 +229,84 @@ class Reader(NamedTuple):
 def reader(dtype, sizes):
     """Return `Reader` for kernels of this type."""
     acc, panel, size = sizes.acc, sizes.panel, itemsize(sizes.acc)
-    decoders = tuple(decoder(code, acc, panel) for code in CODES)
-    half, brain, single, double, signed, unsigned, e4m3, e5m2, nibbles = decoders
+    half, brain, single, double, signed, unsigned, e4m3, e5m2, nibbles = (decoder(code, acc, panel) for code in CODES)
     pack_direct, _ = transposing(dtype, acc, acc, panel, ahead=True)
     pack_decoded, _ = transposing(acc, acc, acc, panel)
 
     @part
-    def decode(s, numbers, scale, offset, target):
-        """Decode a row, whatever its type."""
-        if s.code == 4:
-            signed(numbers, scale, offset, target)
-        elif s.code == 5:
-            unsigned(numbers, scale, offset, target)
-        elif s.code == 8:
-            nibbles(numbers, scale, offset, target)
-        elif s.code == 6:
-            e4m3(numbers, scale, offset, target)
-        elif s.code == 7:
-            e5m2(numbers, scale, offset, target)
-        elif s.code == 0:
-            half(numbers, scale, offset, target)
-        elif s.code == 1:
-            brain(numbers, scale, offset, target)
-        elif s.code == 2:
-            single(numbers, scale, offset, target)
+    def decode(h, page, slot, count, target, row):
+        """Write what keys of a page mean, whatever their type."""
+        code = h.code
+        if code == 4:
+            signed(h, page, slot, count, target, row)
+        elif code == 5:
+            unsigned(h, page, slot, count, target, row)
+        elif code == 8:
+            nibbles(h, page, slot, count, target, row)
+        elif code == 6:
+            e4m3(h, page, slot, count, target, row)
+        elif code == 7:
+            e5m2(h, page, slot, count, target, row)
+        elif code == 0:
+            half(h, page, slot, count, target, row)
+        elif code == 1:
+            brain(h, page, slot, count, target, row)
+        elif code == 2:
+            single(h, page, slot, count, target, row)
         else:
-            double(numbers, scale, offset, target)
+            double(h, page, slot, count, target, row)
 
     @part
-    def read_rows(s, query, b, head, j, count, target, row):
+    def read_rows(h, j, count, target, row):
         """Write the numbers of `count` keys from j on, `row` bytes apart."""
-        done = np.int64(0)
-        while done < count:
-            m, slot = (j + done) // s.page, (j + done) % s.page
-            place = place_of(s, query, b, head, m)
-            n = min(count - done, s.page - slot)
-            down, across = stride(s.numbers, 2), stride(s.numbers, 1)
-            keys_of_scale = run_of(s.scale, s.page, 2) if s.scale else 1
-            keys_of_offset = run_of(s.offset, s.page, 2) if s.offset else 1
-            run = run_of(s.scale, s.width, 1) if s.scale else 1
-            run_offset = run_of(s.offset, s.width, 1) if s.offset else 1
-            for x in range(slot, slot + n):
-                scale, offset = np.int64(0), np.int64(0)
-                step, offset_step = np.int64(0), np.int64(0)
-                if s.scale:
-                    scale = place.scale + x // keys_of_scale * stride(s.scale, 2)
-                    step = stride(s.scale, 1)
-                if s.offset:
-                    offset = place.offset + x // keys_of_offset * stride(s.offset, 2)
-                    offset_step = stride(s.offset, 1)
-                decode(
-                    s, Numbers(place.numbers + x * down, across, s.width, s.zero),
-                    Factor(scale, step, run, s.scale_code), Factor(offset, offset_step, run_offset, s.offset_code),
-                    target + (done + x - slot) * row,
-                )  # fmt: skip
-            done += n
+        while count > 0:
+            page, slot = page_at(h, j)
+            n = min(count, h.page - slot)
+            decode(h, page, slot, n, target, row)
+            j += n
+            count -= n
+            target += n * row
 
     @part
-    def pack_panel(s, query, b, head, j, count, rows, target):
-        """Pack up to a panel of keys from j on: ``[E][panel]``; `rows` is room for them as rows."""
-        if s.direct:
-            m, slot = j // s.page, j % s.page
-            place = place_of(s, query, b, head, m)
-            if slot + count <= s.page:
-                down, across = stride(s.numbers, 2), stride(s.numbers, 1)
-                pack_direct(place.numbers + slot * down, down, across, count, s.width, target, panel * size)
+    def pack_panel(h, j, count, target):
+        """Pack up to a panel of keys from j on: ``[E][panel]``."""
+        width = h.width
+        if h.direct:
+            page, slot = page_at(h, j)
+            if slot + count <= h.page:
+                first = h.first + page * h.leap + slot * h.down
+                pack_direct(first, h.down, h.across, count, width, target, panel * size)
                 return
-        read_rows(s, query, b, head, j, count, rows, s.width * size)
-        pack_decoded(rows, s.width * size, size, count, s.width, target, panel * size)
+        read_rows(h, j, count, h.room, width * size)
+        pack_decoded(h.room, width * size, size, count, width, target, panel * size)
 
     return Reader(read_rows, pack_panel)
 
 
 @cache
 def rows_packer(dtype, sizes, lanes):
-    """Return what packs stored values in parts of `lanes` columns, as `value_packer` does; `rows` is room for some."""
+    """Return what packs stored values in parts of `lanes` columns, as `value_packer` does."""
     acc, panel, size = sizes.acc, sizes.panel, itemsize(sizes.acc)
     pack_in_place, pack_decoded = value_packer(dtype, acc, lanes), value_packer(acc, acc, lanes)
     read_rows = reader(dtype, sizes).read_rows
 
     @part
-    def pack_rows(s, query, b, head, j, count, rows, target, target_row, target_part):
-        finite, done = True, np.int64(0)
-        while done < count:
-            m, slot = (j + done) // s.page, (j + done) % s.page
-            to, n = target + done * target_row, min(count - done, s.page - slot)
-            if s.direct:
-                down, across = stride(s.numbers, 2), stride(s.numbers, 1)
-                first = place_of(s, query, b, head, m).numbers + slot * down
-                finite &= pack_in_place(first, down, across, n, s.width, to, target_row, target_part)
+    def pack_rows(h, j, count, target, target_row, target_part):
+        finite, width = True, h.width
+        while count > 0:
+            page, slot = page_at(h, j)
+            n = min(count, h.page - slot)
+            if h.direct:
+                first = h.first + page * h.leap + slot * h.down
+                down, across = h.down, h.across
+                finite &= pack_in_place(first, down, across, n, width, target, target_row, target_part)
             else:
                 n = min(n, panel)
-                read_rows(s, query, b, head, j + done, n, rows, s.width * size)
-                finite &= pack_decoded(rows, s.width * size, size, n, s.width, to, target_row, target_part)
-            done += n
+                read_rows(h, j, n, h.room, width * size)
+                finite &= pack_decoded(h.room, width * size, size, n, width, target, target_row, target_part)
+            j += n
+            count -= n
+            target += n * target_row
         return finite
 
     return pack_rows
