@@ -15,7 +15,40 @@ from .rows import at, keeps
 from .views import data, stride
 
 PANELS = 4  # of keys at a time
+ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 STEP = 32  # keys whose values stay in the first cache while all columns are done
+
+
+@cache
+def multiplier(acc, lanes, accumulate, source):
+    """Return ``multiply(rows, vectors, ...)``, a product of one to `ROWS` rows and of one vector or `PANELS` of them."""
+    wide = [tiler(acc, rows, PANELS, lanes, accumulate, source) for rows in (1, 2, 3)]
+    narrow = [tiler(acc, rows, 1, lanes, accumulate, source) for rows in (1, 2, 3)]
+    (one_wide, two_wide, three_wide), (one_narrow, two_narrow, three_narrow) = wide, narrow
+
+    @part
+    def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
+        if vectors == PANELS:
+            if rows == 3:
+                three_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+            elif rows == 2:
+                two_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+            else:
+                one_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        elif rows == 3:
+            three_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        elif rows == 2:
+            two_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        else:
+            one_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+
+    return multiply
+
+
+@part
+def at_once(rows):
+    """Return how many of so many rows a product has best: four are two and two."""
+    return 2 if rows == 4 else min(ROWS, rows)
 
 
 @cache
@@ -24,8 +57,7 @@ def scorer(dtype, sizes):
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
-    four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
-    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
+    multiply = multiplier(acc, lanes, False, acc)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -42,16 +74,8 @@ def scorer(dtype, sizes):
                 pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
             r, scale = 0, number(p.scale)
             while r < n:
-                rows = 4 if n - r >= 4 else 1
-                q, c = queries + r * p.E * size, t + (r * block + x) * size
-                if rows == 4 and panels == PANELS:
-                    four_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                elif rows == 4:
-                    four_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                elif panels == PANELS:
-                    one_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                else:
-                    one_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                rows, q, c = at_once(n - r), queries + r * p.E * size, t + (r * block + x) * size
+                multiply(rows, panels, q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
                 r += rows
             x += panels * lanes
 
@@ -204,8 +228,7 @@ def adder(source, acc, lanes, block):
     """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
     size, source_size = itemsize(acc), itemsize(source)
     one = np.dtype(acc).type(1)
-    four_wide, one_wide = (tiler(acc, rows, 4, lanes, True, source) for rows in (4, 1))
-    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, True, source) for rows in (4, 1))
+    multiply = multiplier(acc, lanes, True, source)
     vector = lanes * source_size
 
     @part
@@ -214,19 +237,11 @@ def adder(source, acc, lanes, block):
         across, weights_row = width * size, block * size
         r = 0
         while r < n:
-            weights, d = t + r * weights_row, 0
-            rows = 4 if n - r >= 4 else 1
+            rows, weights, d = at_once(n - r), t + r * weights_row, 0
             while d < width:
-                vectors = 4 if width - d >= 4 * lanes else 1
+                vectors = PANELS if width - d >= PANELS * lanes else 1
                 b, c = values + d * source_size, sums + (r * width + d) * size
-                if rows == 4 and vectors == 4:
-                    four_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                elif rows == 4:
-                    four_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                elif vectors == 4:
-                    one_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                else:
-                    one_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                multiply(rows, vectors, weights, weights_row, size, b, vector, row, c, across, steps, one)
                 d += vectors * lanes
             r += rows
 

@@ -91,16 +91,29 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                 builder.position_at_end(loop)
                 step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
                 sums = [builder.phi(vector) for _ in cells]
-                columns = [
-                    read(builder, builder.add(b_now, builder.mul(b_vector, I64(n))), source or target, target, lanes)
-                    for n in range(vectors)
-                ]
-                results = []
-                for row in range(rows):
-                    scalar = read(builder, builder.add(a_now, builder.mul(a_row, I64(row))), target, target)
-                    left = splat_value(builder, scalar, lanes)
+                def left(row):
+                    place = builder.add(a_now, builder.mul(a_row, I64(row)))
+                    return splat_value(builder, read(builder, place, target, target), lanes)
+
+                def right(column):
+                    place = builder.add(b_now, builder.mul(b_vector, I64(column)))
+                    return read(builder, place, source or target, target, lanes)
+
+                products = {}
+                if rows < vectors:  # what there is less of stays in registers while the other passes by
+                    lefts = [left(row) for row in range(rows)]
                     for column in range(vectors):
-                        results.append(call(builder, "fma", left, columns[column], sums[row * vectors + column]))
+                        now = right(column)
+                        for row in range(rows):
+                            products[row, column] = lefts[row], now
+                else:
+                    rights = [right(column) for column in range(vectors)]
+                    for row in range(rows):
+                        now = left(row)
+                        for column in range(vectors):
+                            products[row, column] = now, rights[column]
+                made = {place: call(builder, "fma", *pair, sums[cells.index(place)]) for place, pair in products.items()}
+                results = [made[place] for place in cells]
                 following = builder.add(step, I64(1))
                 a_next, b_next = builder.add(a_now, a_step), builder.add(b_now, b_step)
                 for phi, start, value in zip(
