@@ -131,7 +131,7 @@ def kernel(dtype, sizes):
                 high -= j0
                 bottom, top = low - low % lanes, high + -high % lanes
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
-                complete &= adjust(p, a, rows, n, t, j0, bottom, top, complete and top == high)
+                complete &= adjust(p, a, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
                 step(p, n, t, bottom, top, m, z, sums, width)
                 add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:

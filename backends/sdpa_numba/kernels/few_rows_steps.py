@@ -155,8 +155,8 @@ def adjuster(sizes):
 
     @part
     def adjust(p, a, rows, n, t, j0, low, high, complete):
-        """Cap scores, add bias and ALiBi, give dropped keys the score -inf, and return whether every key is kept."""
-        count, kept = min(high, p.S - j0) - low, complete
+        """Cap scores, add bias and ALiBi, give dropped keys the score -inf; return whether bias and mask drop none."""
+        count, kept = min(high, p.S - j0) - low, True
         for r in range(n):
             row = t + r * block * size
             if p.softcap:
@@ -175,10 +175,11 @@ def adjuster(sizes):
                         store(row + (low + x) * size, nothing)
                         kept = False
             if not complete:
-                for x in range(low, high):
-                    j = j0 + x
-                    if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
-                        store(row + x * size, nothing)
+                prefix, start, stop = at(rows.prefix, r) - j0, at(rows.start, r) - j0, at(rows.stop, r) - j0
+                for x in range(max(prefix, low), min(start, high)):
+                    store(row + x * size, nothing)
+                for x in range(max(prefix, stop, low), high):
+                    store(row + x * size, nothing)
         return kept
 
     return adjust

@@ -132,7 +132,8 @@ def blocks(dtype, sizes, general, score_mod):
     def update_tile(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Update a tile by the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
+        complete &= bottom == low
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
         here = t + (bottom - j0) * across
         if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
@@ -150,7 +151,7 @@ def blocks(dtype, sizes, general, score_mod):
     def weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Write the weights of the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and bottom == low and top == high, work)
         here = t + (bottom - j0) * across
         weigh(tile.vectors, here, top - bottom, tile.whole_m, tile.factor)
         if general and p.dropout_threshold:
