@@ -99,21 +99,24 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                     place = builder.add(b_now, builder.mul(b_vector, I64(column)))
                     return read(builder, place, source or target, target, lanes)
 
-                products = {}
+                results = list(sums)
+
+                def add_product(row, column, x, y):
+                    place = row * vectors + column
+                    results[place] = call(builder, "fma", x, y, sums[place])
+
                 if rows < vectors:  # what there is less of stays in registers while the other passes by
                     lefts = [left(row) for row in range(rows)]
                     for column in range(vectors):
                         now = right(column)
                         for row in range(rows):
-                            products[row, column] = lefts[row], now
+                            add_product(row, column, lefts[row], now)
                 else:
                     rights = [right(column) for column in range(vectors)]
                     for row in range(rows):
                         now = left(row)
                         for column in range(vectors):
-                            products[row, column] = now, rights[column]
-                made = {place: call(builder, "fma", *pair, sums[cells.index(place)]) for place, pair in products.items()}
-                results = [made[place] for place in cells]
+                            add_product(row, column, now, rights[column])
                 following = builder.add(step, I64(1))
                 a_next, b_next = builder.add(a_now, a_step), builder.add(b_now, b_step)
                 for phi, start, value in zip(
