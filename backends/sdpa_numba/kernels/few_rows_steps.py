@@ -21,10 +21,9 @@ STEP = 32  # keys whose values stay in the first cache while all columns are don
 
 @cache
 def multiplier(acc, lanes, accumulate, source):
-    """Return ``multiply(rows, vectors, ...)``, a product of one to `ROWS` rows and of one vector or `PANELS` of them."""
-    wide = [tiler(acc, rows, PANELS, lanes, accumulate, source) for rows in (1, 2, 3)]
-    narrow = [tiler(acc, rows, 1, lanes, accumulate, source) for rows in (1, 2, 3)]
-    (one_wide, two_wide, three_wide), (one_narrow, two_narrow, three_narrow) = wide, narrow
+    """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`."""
+    one_wide, two_wide, three_wide = (tiler(acc, rows, PANELS, lanes, accumulate, source) for rows in (1, 2, 3))
+    one_narrow, two_narrow, three_narrow = (tiler(acc, rows, 1, lanes, accumulate, source) for rows in (1, 2, 3))
 
     @part
     def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
