@@ -38,7 +38,7 @@ def output(dtype, sizes):
     acc, lanes, number, size = sizes.acc, sizes.panel, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    load_one, store_narrow = loader(acc, acc), storer(dtype)
+    load_one, store_narrow, out_size = loader(acc, acc), storer(dtype), itemsize(dtype)
     exp = elementary(acc, lanes).exp
 
     @part
@@ -53,10 +53,16 @@ def output(dtype, sizes):
                 store(data(a.m) + row, number(top))
                 store(data(a.z) + row, number(total))
         if a.out:
-            to = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2)
-            for d in range(p.Ev):
-                value = load_one(sums + d * size) * number(ratio) + zero  # + 0: never -0
-                store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
+            to, column = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2), stride(a.out, 1)
+            scale, empty, done = number(ratio), load_one(z) == zero, 0
+            if column == out_size:
+                done = p.Ev - p.Ev % lanes
+                for d in range(0, done, lanes):
+                    value = load(sums + d * size) * splat(scale) + splat(zero)  # + 0: never -0
+                    store_narrow(to + d * out_size, splat(zero) if empty else value)
+            for d in range(done, p.Ev):
+                value = load_one(sums + d * size) * scale + zero
+                store_narrow(to + d * column, zero if empty else value)
 
     @part
     def merge(p, a, b, rows, n, states, state_bytes, chunks, width):
@@ -79,10 +85,28 @@ def output(dtype, sizes):
 
 
 @cache
+def query_placer(dtype, sizes):
+    """Return ``place_query``."""
+    acc, lanes, size, source_size = sizes.acc, sizes.panel, itemsize(sizes.acc), itemsize(dtype)
+    load, load_one, store = loader(dtype, acc, lanes), loader(dtype, acc), storer(acc)
+
+    @part
+    def place_query(query, column, width, target):
+        """Copy a query, one number behind the other."""
+        done = width - width % lanes if column == source_size else 0
+        for e in range(0, done, lanes):
+            store(target + e * size, load(query + e * source_size))
+        for e in range(done, width):
+            store(target + e * size, load_one(query + e * column))
+
+    return place_query
+
+
+@cache
 def kernel(dtype, sizes):
     """Return the kernel for this type."""
     lanes, block, chunk, size = sizes.panel, sizes.block, sizes.chunk, itemsize(sizes.acc)
-    number, store, load_source = np.dtype(sizes.acc).type, storer(sizes.acc), loader(dtype, sizes.acc)
+    number, store, place_query = np.dtype(sizes.acc).type, storer(sizes.acc), query_placer(dtype, sizes)
     zero, nothing = number(0), number(-np.inf)
     score, adjust = scorer(dtype, sizes), adjuster(sizes)
     step, add_values = softmax_step(sizes), value_adder(dtype, sizes)
@@ -119,8 +143,7 @@ def kernel(dtype, sizes):
                 store(m + r * size, nothing)
                 store(z + r * size, zero)
                 q = source + at(rows.h, r) * stride(a.query, 3) + at(rows.i, r) * stride(a.query, 2)
-                for e in range(p.E):
-                    store(queries + (r * p.E + e) * size, load_source(q + e * stride(a.query, 1)))
+                place_query(q, stride(a.query, 1), p.E, queries + r * p.E * size)
             key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
             value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
             for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
