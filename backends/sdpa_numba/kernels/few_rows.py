@@ -39,7 +39,7 @@ def output(dtype, sizes):
     acc, lanes, number, size = sizes.acc, sizes.panel, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    load_one, store_narrow = loader(acc, acc), storer(dtype)
+    load_one, store_narrow, out_size = loader(acc, acc), storer(dtype), itemsize(dtype)
     exp = elementary(acc, lanes).exp
 
     @part
@@ -54,10 +54,16 @@ def output(dtype, sizes):
                 store(data(a.m) + row, number(top))
                 store(data(a.z) + row, number(total))
         if a.out:
-            to = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2)
-            for d in range(p.Ev):
-                value = load_one(sums + d * size) * number(ratio) + zero  # + 0: never -0
-                store_narrow(to + d * stride(a.out, 1), zero if load_one(z) == zero else value)
+            to, column = batch(a.out, 3, a.query, b) + h * stride(a.out, 3) + i * stride(a.out, 2), stride(a.out, 1)
+            scale, empty, done = number(ratio), load_one(z) == zero, 0
+            if column == out_size:
+                done = p.Ev - p.Ev % lanes
+                for d in range(0, done, lanes):
+                    value = load(sums + d * size) * splat(scale) + splat(zero)  # + 0: never -0
+                    store_narrow(to + d * out_size, splat(zero) if empty else value)
+            for d in range(done, p.Ev):
+                value = load_one(sums + d * size) * scale + zero
+                store_narrow(to + d * column, zero if empty else value)
 
     @part
     def merge(p, a, b, rows, n, states, state_bytes, chunks, width):
@@ -80,10 +86,28 @@ def output(dtype, sizes):
 
 
 @cache
+def query_placer(dtype, sizes):
+    """Return ``place_query``."""
+    acc, lanes, size, source_size = sizes.acc, sizes.panel, itemsize(sizes.acc), itemsize(dtype)
+    load, load_one, store = loader(dtype, acc, lanes), loader(dtype, acc), storer(acc)
+
+    @part
+    def place_query(query, column, width, target):
+        """Copy a query, one number behind the other."""
+        done = width - width % lanes if column == source_size else 0
+        for e in range(0, done, lanes):
+            store(target + e * size, load(query + e * source_size))
+        for e in range(done, width):
+            store(target + e * size, load_one(query + e * column))
+
+    return place_query
+
+
+@cache
 def kernel(dtype, sizes, stored=False):
     """Return the kernel for this type, and for keys and values that may be `stored`."""
     lanes, block, chunk, size = sizes.panel, sizes.block, sizes.chunk, itemsize(sizes.acc)
-    number, store, load_source = np.dtype(sizes.acc).type, storer(sizes.acc), loader(dtype, sizes.acc)
+    number, store, place_query = np.dtype(sizes.acc).type, storer(sizes.acc), query_placer(dtype, sizes)
     zero, nothing = number(0), number(-np.inf)
     score, adjust = scorer(dtype, sizes, stored), adjuster(sizes)
     step, add_values = softmax_step(sizes), value_adder(dtype, sizes, stored)
@@ -122,8 +146,7 @@ def kernel(dtype, sizes, stored=False):
                 store(m + r * size, nothing)
                 store(z + r * size, zero)
                 q = source + at(rows.h, r) * stride(a.query, 3) + at(rows.i, r) * stride(a.query, 2)
-                for e in range(p.E):
-                    store(queries + (r * p.E + e) * size, load_source(q + e * stride(a.query, 1)))
+                place_query(q, stride(a.query, 1), p.E, queries + r * p.E * size)
             if stored:
                 key_head = place_head(room, p.stored, a.query, b, kv)
                 value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
@@ -138,7 +161,7 @@ def kernel(dtype, sizes, stored=False):
                 high -= j0
                 bottom, top = low - low % lanes, high + -high % lanes
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
-                complete &= adjust(p, a, b, rows, n, t, j0, bottom, top, complete and top == high)
+                complete &= adjust(p, a, b, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
                 step(p, n, t, bottom, top, m, z, sums, width)
                 add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:

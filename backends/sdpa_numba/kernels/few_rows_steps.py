@@ -16,7 +16,39 @@ from .stored import page_at, reader, rows_packer
 from .views import data, stride
 
 PANELS = 4  # of keys at a time
+ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 STEP = 32  # keys whose values stay in the first cache while all columns are done
+
+
+@cache
+def multiplier(acc, lanes, accumulate, source):
+    """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`."""
+    one_wide, two_wide, three_wide = (tiler(acc, rows, PANELS, lanes, accumulate, source) for rows in (1, 2, 3))
+    one_narrow, two_narrow, three_narrow = (tiler(acc, rows, 1, lanes, accumulate, source) for rows in (1, 2, 3))
+
+    @part
+    def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
+        if vectors == PANELS:
+            if rows == 3:
+                three_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+            elif rows == 2:
+                two_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+            else:
+                one_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        elif rows == 3:
+            three_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        elif rows == 2:
+            two_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        else:
+            one_narrow(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+
+    return multiply
+
+
+@part
+def at_once(rows):
+    """Return how many of so many rows a product has best: four are two and two."""
+    return 2 if rows == 4 else min(ROWS, rows)
 
 
 @cache
@@ -26,8 +58,7 @@ def scorer(dtype, sizes, stored):
     vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
     pack_panel = reader(dtype, sizes).pack_panel if stored else None
-    four_wide, one_wide = (tiler(acc, rows, PANELS, lanes, False) for rows in (4, 1))
-    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, False) for rows in (4, 1))
+    multiply = multiplier(acc, lanes, False, acc)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -47,16 +78,8 @@ def scorer(dtype, sizes, stored):
                     pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
             r, scale = 0, number(p.scale)
             while r < n:
-                rows = 4 if n - r >= 4 else 1
-                q, c = queries + r * p.E * size, t + (r * block + x) * size
-                if rows == 4 and panels == PANELS:
-                    four_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                elif rows == 4:
-                    four_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                elif panels == PANELS:
-                    one_wide(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
-                else:
-                    one_narrow(q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                rows, q, c = at_once(n - r), queries + r * p.E * size, t + (r * block + x) * size
+                multiply(rows, panels, q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
                 r += rows
             x += panels * lanes
 
@@ -144,8 +167,8 @@ def adjuster(sizes):
 
     @part
     def adjust(p, a, b, rows, n, t, j0, low, high, complete):
-        """Cap scores, add bias and ALiBi, give dropped keys the score -inf, and return whether every key is kept."""
-        count, kept = min(high, p.S - j0) - low, complete
+        """Cap scores, add bias and ALiBi, give dropped keys the score -inf; return whether bias and mask drop none."""
+        count, kept = min(high, p.S - j0) - low, True
         for r in range(n):
             row = t + r * block * size
             if p.softcap:
@@ -167,10 +190,11 @@ def adjuster(sizes):
                         store(row + (low + x) * size, nothing)
                         kept = False
             if not complete:
-                for x in range(low, high):
-                    j = j0 + x
-                    if not (j < at(rows.prefix, r) or at(rows.start, r) <= j < at(rows.stop, r)):
-                        store(row + x * size, nothing)
+                prefix, start, stop = at(rows.prefix, r) - j0, at(rows.start, r) - j0, at(rows.stop, r) - j0
+                for x in range(max(prefix, low), min(start, high)):
+                    store(row + x * size, nothing)
+                for x in range(max(prefix, stop, low), high):
+                    store(row + x * size, nothing)
         return kept
 
     return adjust
@@ -220,8 +244,7 @@ def adder(source, acc, lanes, block):
     """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
     size, source_size = itemsize(acc), itemsize(source)
     one = np.dtype(acc).type(1)
-    four_wide, one_wide = (tiler(acc, rows, 4, lanes, True, source) for rows in (4, 1))
-    four_narrow, one_narrow = (tiler(acc, rows, 1, lanes, True, source) for rows in (4, 1))
+    multiply = multiplier(acc, lanes, True, source)
     vector = lanes * source_size
 
     @part
@@ -230,19 +253,11 @@ def adder(source, acc, lanes, block):
         across, weights_row = width * size, block * size
         r = 0
         while r < n:
-            weights, d = t + r * weights_row, 0
-            rows = 4 if n - r >= 4 else 1
+            rows, weights, d = at_once(n - r), t + r * weights_row, 0
             while d < width:
-                vectors = 4 if width - d >= 4 * lanes else 1
+                vectors = PANELS if width - d >= PANELS * lanes else 1
                 b, c = values + d * source_size, sums + (r * width + d) * size
-                if rows == 4 and vectors == 4:
-                    four_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                elif rows == 4:
-                    four_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                elif vectors == 4:
-                    one_wide(weights, weights_row, size, b, vector, row, c, across, steps, one)
-                else:
-                    one_narrow(weights, weights_row, size, b, vector, row, c, across, steps, one)
+                multiply(rows, vectors, weights, weights_row, size, b, vector, row, c, across, steps, one)
                 d += vectors * lanes
             r += rows
 

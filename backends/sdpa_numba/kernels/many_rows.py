@@ -10,7 +10,7 @@ from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
 from sdpa_numba.vector.atomic import add, look
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import allocate, release, splatter, storer
+from sdpa_numba.vector.simd import allocate, load_int64, release, splatter, storer
 
 from . import tiles
 from .pack import transposing, value_packer
@@ -18,13 +18,21 @@ from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
 from .stored import HEAD_BYTES, place_head, reader, rows_packer
-from .tiles import Tile
+from .tiles import Block, Tile
 from .views import batch, stride
+
+
+class Packing(NamedTuple):
+    """What packs a block, and where the numbers of one lie that is packed, or is read in the caller's arrays."""
+
+    pack_block: Any
+    packed_block: Any
+    block_in_place: Any
 
 
 @cache
 def packing(dtype, sizes, stored):
-    """Return ``pack_block``, for dense or for `stored` keys and values.
+    """Return `Packing`, for dense or for `stored` keys and values.
 
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
     64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
@@ -33,8 +41,7 @@ def packing(dtype, sizes, stored):
     pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     store = storer("int64")
-    if stored:
-        return stored_packing(dtype, sizes)
+    pack_stored = stored_packing(dtype, sizes) if stored else None
 
     @part
     def pack_block(p, a, b, head, j0, target, room):
@@ -52,7 +59,28 @@ def packing(dtype, sizes, stored):
             finite = pack_values(value, row, column, count, p.Ev, to, part, block * part)
         store(target + p.block_bytes - 64, np.int64(finite))
 
-    return pack_block
+    @part
+    def packed_block(p, at):
+        """Return the block that is packed at this address."""
+        part, values = tile_rows * size, at + block * p.E * size
+        return Block(
+            at, p.E * size, size, panel * size, block, 0, values, block * size, size, part, at + p.block_bytes - 64
+        )
+
+    @part
+    def block_in_place(p, a, b, head, j0, spare):
+        """Return the block that begins at j0, of which only keys that fill no tile are packed, where there is room."""
+        count = min(block, p.S - j0)
+        whole = count - count % tile_rows
+        row, column = stride(a.key, 2), stride(a.key, 1)
+        key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
+        if whole < count:
+            pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
+        value_row, value_column = stride(a.value, 2), stride(a.value, 1)
+        value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
+        return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, 0)
+
+    return Packing(pack_stored or pack_block, packed_block, block_in_place)
 
 
 @cache
@@ -95,12 +123,13 @@ def states(dtype, sizes):
     number, size, chunk, tile_rows = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.chunk, sizes.tile_rows
     widest = sizes.tile_vectors * sizes.lanes
     nothing, vector, store, splat = number(-np.inf), lanes * size, storer(acc), splatter(acc, lanes)
+    store_int64 = storer("int64")
     place_queries = tiles.queries_packer(dtype, sizes)
 
     @part
     def tile_bytes(p):
         """Return the size of a tile's state and tables."""
-        return ((p.E + 2 * (p.Ev + -p.Ev % tile_rows) + 5) * size + 8 * FIELDS) * widest
+        return ((p.E + 2 * (p.Ev + -p.Ev % tile_rows) + 5) * size + 8 * FIELDS) * widest + 64
 
     @part
     def tile_at(p, states, index, first):
@@ -108,24 +137,24 @@ def states(dtype, sizes):
         width = p.Ev + -p.Ev % tile_rows
         step = widest * size
         state = states + (index - first) * tile_bytes(p)
-        rows = rows_at(state + tile_bytes(p) - 8 * FIELDS * widest, widest)
+        fresh = state + tile_bytes(p) - 64
+        rows = rows_at(fresh - 8 * FIELDS * widest, widest)
         count = min(widest, p.fold * p.L - index * widest)
         whole = 3 if p.S > chunk else 1
         sums = state + (5 + p.E) * step
         return Tile(
             rows, count, (count + lanes - 1) // lanes, state + 5 * step, state, state + step, state + 2 * step, sums,
             state + whole * step, state + (whole + 1) * step, sums + (whole // 2) * width * step,
+            fresh,
         )  # fmt: skip
 
     @part
-    def clear(p, tile, m, z, sums):
+    def clear(tile, m, z):
         """Set a state to that of no keys."""
-        row = tile.vectors * vector
-        for v in range(0, row, vector):
+        for v in range(0, tile.vectors * vector, vector):
             store(m + v, splat(nothing))
             store(z + v, splat(number(0)))
-        for to in range(sums, sums + (p.Ev + -p.Ev % tile_rows) * row, vector):
-            store(to, splat(number(0)))
+        store_int64(tile.fresh, np.int64(1))
 
     @part
     def begin(p, a, b, head, tile, index):
@@ -133,9 +162,11 @@ def states(dtype, sizes):
         first = index * widest
         place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_queries(p, a, b, tile)
-        clear(p, tile, tile.m, tile.z, tile.sums)
+        clear(tile, tile.m, tile.z)
         if p.S > chunk:
-            clear(p, tile, tile.whole_m, tile.whole_z, tile.whole_sums)
+            clear(tile, tile.whole_m, tile.whole_z)
+            for to in range(tile.whole_sums, tile.whole_sums + p.Ev * tile.vectors * vector, vector):
+                store(to, splat(number(0)))
 
     return States(tile_bytes, tile_at, clear, begin)
 
@@ -147,8 +178,9 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
     A task is one block to pack, and then, where the blocks of its head are packed, one strip.
     """
     lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
+    tile_rows = sizes.tile_rows
     widest = sizes.tile_vectors * lanes
-    pack_block = packing(dtype, sizes, stored)
+    pack_block, packed_block, block_in_place = packing(dtype, sizes, stored)
     tile_bytes, tile_at, clear, begin = states(dtype, sizes)
     update_tile, weigh_block = tiles.blocks(dtype, sizes, general, score_mod)
     write_rows = tiles.rows_writer(dtype, sizes)
@@ -176,6 +208,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
+        in_place = not stored and dtype == sizes.acc and p.strip == 1 and p.Ev % tile_rows == 0
         work_bytes = (lanes + 2) * widest * size
         room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
         whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)
@@ -217,18 +250,23 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
                             continue
                         if not proceed(worker, pass_work):
                             break
-                        keys = own
                         if p.packed:
-                            keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
+                            at = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
+                            keys = packed_block(p, at)
+                        elif in_place:
+                            keys = block_in_place(p, a, b, kv, j0, own)
                         else:
                             pack_block(p, a, b, kv, j0, own, room)
+                            keys = packed_block(p, own)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
                     if p.S > chunk and not weigh:
                         for index in range(first, last):
                             tile = tile_at(p, states, index, first)
+                            if load_int64(tile.fresh):
+                                continue
                             absorb(tile.vectors, tile.whole_m, tile.whole_z, tile.whole_sums, p.Ev,
                                    tile.m, tile.z, tile.sums)  # fmt: skip
-                            clear(p, tile, tile.m, tile.z, tile.sums)
+                            clear(tile, tile.m, tile.z)
                 if not weigh:
                     for index in range(first, last):
                         write_rows(p, a, b, tile_at(p, states, index, first))

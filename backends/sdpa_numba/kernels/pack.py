@@ -6,7 +6,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import fma, lane, loader, splatter, storer
+from sdpa_numba.vector.simd import any_lane, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import transposer
 
 
@@ -63,7 +63,7 @@ def transposing(source, target, working, lanes, ahead=False):
 @cache
 def value_packer(dtype, acc, lanes):
     """Return the function that packs values into parts of `lanes` columns."""
-    size, source_size, zero = itemsize(acc), itemsize(dtype), np.dtype(acc).type(0)
+    size, source_size, zero, one = itemsize(acc), itemsize(dtype), np.dtype(acc).type(0), np.dtype(acc).type(1)
     load, load_part, store, splat = loader(dtype, acc), loader(dtype, acc, lanes), storer(acc), splatter(acc, lanes)
     half = lanes // 2
     load_half, no_half = loader(dtype, acc, half), splatter(acc, half)
@@ -71,33 +71,29 @@ def value_packer(dtype, acc, lanes):
     @part
     def pack_values(source, row, column, rows, width, target, target_row, target_part):
         """Copy `rows` rows of V, fill the last part with zeros, and return whether all of it is finite."""
-        check, rest, check_half = splat(zero), zero, no_half(zero)
+        odd, odd_half, finite = splat(zero), no_half(zero), True  # 1 where a number is not finite
         done = width - width % lanes if column == source_size else 0
         halves = column == source_size and width - done == half
         for x in range(rows):
             address, to = source + x * row, target + x * target_row
             for _ in range(0, done, lanes):
                 values = load_part(address)
-                check = fma(values, splat(zero), check)
+                odd = select(values - values == splat(zero), odd, splat(one))
                 store(to, values)
                 address += lanes * source_size
                 to += target_part
             if halves:
                 values = load_half(address)
-                check_half = fma(values, no_half(zero), check_half)
+                odd_half = select(values - values == no_half(zero), odd_half, no_half(one))
                 store(to, values)
                 store(to + half * size, no_half(zero))
                 continue
             for first in range(done, width, lanes):
                 for d in range(lanes):
                     value = load(source + x * row + (first + d) * column) if first + d < width else zero
-                    rest += value * zero
+                    finite &= value - value == zero
                     store(to + d * size, value)
                 to += target_part
-        for x in range(lanes):
-            rest += lane(check, x)
-        for x in range(half):
-            rest += lane(check_half, x)
-        return rest == zero
+        return finite and not any_lane(splat(zero) < odd) and not any_lane(no_half(zero) < odd_half)
 
     return pack_values

@@ -183,9 +183,10 @@ def block_puller(sizes, general):
                 apply_dropout(p, b, tile.rows, tile.vectors, kept, bottom, top)
                 for x in range(0, n * across, vector):
                     store(u + x, load(u + x) * load(kept + x))
-        if not (complete and top <= p.S):
+        complete &= bottom == low and top == high
+        if not complete:
             mask(tile.rows, tile.vectors, t, bottom, top, table)
-        all_seen = complete and top <= p.S and load_int64(tile.flags + 8) != 0 and not (a.keep or a.bias)
+        all_seen = complete and load_int64(tile.flags + 8) != 0 and not (a.keep or a.bias)
         weigh(tile, t, u, n, one if general else scale, finite)
         if general:
             if not (finite or all_seen):

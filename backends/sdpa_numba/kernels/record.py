@@ -14,7 +14,7 @@ from sdpa_numba.vector.simd import allocate, load_int64, record_reader, storer, 
 
 from .views import size
 
-SMALL = 2**20  # multiplications that take less time than to share them
+SMALL = 2**19  # multiplications that take less time than to share them
 STRIP = 8  # tiles, at most, that share a pass over the keys
 FAR = 2**41  # as in the bands of masks: no limit
 ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known

@@ -99,7 +99,7 @@ def span(rows, n):
 
 @part
 def visible(rows, n, j0, j1):
-    """Return an interval around the keys of ``[j0, j1)`` that some row sees, and whether every row sees all of them."""
+    """Return an interval around the keys of ``[j0, j1)`` that some row sees, and whether every row sees all of it."""
     low, high, complete = j1, j0, True
     for r in range(n):
         prefix, start, stop = at(rows.prefix, r), at(rows.start, r), at(rows.stop, r)
@@ -107,7 +107,8 @@ def visible(rows, n, j0, j1):
             low, high = j0, max(high, min(prefix, j1))
         if max(start, j0) < min(stop, j1):
             low, high = min(low, max(start, j0)), max(high, min(stop, j1))
-        complete &= prefix >= j1 or (start <= j0 and stop >= j1)
+    for r in range(n):
+        complete &= at(rows.prefix, r) >= high or (at(rows.start, r) <= low and at(rows.stop, r) >= high)
     return low, high, complete
 
 

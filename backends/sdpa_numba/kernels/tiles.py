@@ -11,7 +11,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import fma, load_int64, loader, select, splatter, storer
+from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import tiler
 
 from . import scores
@@ -23,7 +23,10 @@ from .views import batch, data, stride
 
 
 class Tile(NamedTuple):
-    """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state."""
+    """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state.
+
+    Where the number at `fresh` is not 0, no keys were seen yet, and nothing lies at `sums`.
+    """
 
     rows: Rows
     filled: int
@@ -36,23 +39,46 @@ class Tile(NamedTuple):
     whole_m: int
     whole_z: int
     whole_sums: int
+    fresh: int
+
+
+class Block(NamedTuple):
+    """Where a block of keys and values lies, by bytes from one number to the next.
+
+    Key x is at ``keys + (x - x % panel) * key + x % panel * key_row``; the keys from `whole` on, fewer than a tile has,
+    lie packed at `tail`. Column d of its value, d a multiple of the tile's rows, is at
+    ``values + d * value + x * value_row``. Whether the values are finite is written at `finite`, or unknown where
+    that is 0.
+    """
+
+    keys: int
+    key: int
+    key_row: int
+    key_step: int
+    whole: int
+    tail: int
+    values: int
+    value: int
+    value_column: int
+    value_row: int
+    finite: int
 
 
 @cache
 def multiplier(sizes, accumulate):
-    """Return ``multiply(vectors, a, a_step, b, c, steps, factor)``: a product of one to three vectors' width."""
+    """Return ``multiply(vectors, a, a_row, a_step, b, c, steps, factor)``: a product of one to three vectors' width."""
     narrow, middle, wide = (tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate) for n in (1, 2, 3))
     size = itemsize(sizes.acc)
     vector = sizes.lanes * size
 
     @part
-    def multiply(vectors, a, a_step, b, c, steps, factor):
+    def multiply(vectors, a, a_row, a_step, b, c, steps, factor):
         if vectors == 3:
-            wide(a, size, a_step, b, vector, 3 * vector, c, 3 * vector, steps, factor)
+            wide(a, a_row, a_step, b, vector, 3 * vector, c, 3 * vector, steps, factor)
         elif vectors == 2:
-            middle(a, size, a_step, b, vector, 2 * vector, c, 2 * vector, steps, factor)
+            middle(a, a_row, a_step, b, vector, 2 * vector, c, 2 * vector, steps, factor)
         else:
-            narrow(a, size, a_step, b, vector, vector, c, vector, steps, factor)
+            narrow(a, a_row, a_step, b, vector, vector, c, vector, steps, factor)
 
     return multiply
 
@@ -95,9 +121,9 @@ class Blocks(NamedTuple):
 def blocks(dtype, sizes, general, score_mod):
     """Return `Blocks`, without what only `general` problems need."""
     acc, lanes = sizes.acc, sizes.lanes
-    number, size, panel, block = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.panel, sizes.block
-    tile_rows = sizes.tile_rows
-    vector, one, store, load_one, store_narrow = lanes * size, number(1), storer(acc), loader(acc, acc), storer(dtype)
+    number, size, panel, tile_rows = np.dtype(sizes.acc).type, itemsize(sizes.acc), sizes.panel, sizes.tile_rows
+    vector, store, load_one, store_narrow = lanes * size, storer(acc), loader(acc, acc), storer(dtype)
+    load, splat, store_int64 = loader(acc, acc, lanes), splatter(acc, lanes), storer("int64")
     make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
     softmax_step, rescale, _, weigh = softmax(sizes)
     adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
@@ -107,8 +133,11 @@ def blocks(dtype, sizes, general, score_mod):
         """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows."""
         across = tile.vectors * vector
         for x in range(low - j0, high - j0, tile_rows):
-            x_keys = keys + (x - x % panel) * p.E * size + x % panel * size
-            make_scores(tile.vectors, x_keys, panel * size, tile.queries, t + x * across, p.E, number(p.scale))
+            first, row, step = keys.keys + (x - x % panel) * keys.key, keys.key_row, keys.key_step
+            first += x % panel * row
+            if x >= keys.whole:
+                first, row, step = keys.tail, size, panel * size
+            make_scores(tile.vectors, first, row, step, tile.queries, t + x * across, p.E, number(p.scale))
         start = t + (low - j0) * across
         if general:
             adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
@@ -116,41 +145,61 @@ def blocks(dtype, sizes, general, score_mod):
             mask(tile.rows, tile.vectors, start, low, high, work)
 
     @part
-    def add_carefully(p, a, tile, values, t, j0, low, high):
+    def finite(keys, width, low, high):
+        """Return whether the values of the keys of ``[low, high)`` are finite."""
+        if keys.finite:
+            return load_int64(keys.finite) != 0
+        odd, alone, done = splat(number(0)), True, width - width % lanes if keys.value_column == size else 0
+        for x in range(low, high):
+            row = keys.values + x * keys.value_row
+            for d in range(0, done, lanes):
+                values = load(row + d * size)
+                odd = select(values - values == splat(number(0)), odd, splat(number(1)))
+            for d in range(done, width):
+                value = load_one(row + d * keys.value)
+                alone &= value - value == number(0)
+        return alone and not any_lane(splat(number(0)) < odd)
+
+    @part
+    def add_carefully(p, a, tile, keys, t, j0, low, high):
         """Add ``V.T @ P`` key by key, without the values that a row drops: they are not all finite."""
         across = tile.vectors * vector
         for r in range(tile.vectors * lanes):
+            for d in range(p.Ev if load_int64(tile.fresh) else 0):
+                store(tile.sums + d * across + r * size, number(0))
             for j in range(low, high):
                 if keeps(p, a, tile.rows, r, j):
-                    weight = load_one(t + (j - j0) * across + r * size)
+                    weight, value = load_one(t + (j - j0) * across + r * size), keys.values + (j - j0) * keys.value_row
                     for d in range(p.Ev):
-                        part = d // tile_rows * block * tile_rows + (j - j0) * tile_rows + d % tile_rows
-                        to = tile.sums + d * across + r * size
-                        store(to, fma(weight, load_one(values + part * size), load_one(to)))
+                        part, to = d % tile_rows * keys.value_column, tile.sums + d * across + r * size
+                        number_d = load_one(value + (d - d % tile_rows) * keys.value + part)
+                        store(to, fma(weight, number_d, load_one(to)))
 
     @part
     def update_tile(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Update a tile by the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
-        here = t + (bottom - j0) * across
-        if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor):
+        complete &= bottom == low
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
+        here, fresh = t + (bottom - j0) * across, load_int64(tile.fresh) != 0
+        if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor) and not fresh:
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
         if general and p.dropout_threshold:
             apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
-        values = keys + block * p.E * size
-        if (a.keep or a.bias or not complete) and not load_int64(keys + p.block_bytes - 64):
-            add_carefully(p, a, tile, values, t, j0, low, high)
-            return
-        for d in range(0, p.Ev, tile_rows):
-            part = values + (d * block + (bottom - j0) * tile_rows) * size
-            add_values(tile.vectors, part, tile_rows * size, here, tile.sums + d * across, high - bottom, one)
+        if (a.keep or a.bias or not complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
+            add_carefully(p, a, tile, keys, t, j0, low, high)
+        else:
+            for d in range(0, p.Ev, tile_rows):
+                part = keys.values + d * keys.value + (bottom - j0) * keys.value_row
+                add_values(tile.vectors, part, keys.value_column, keys.value_row, here, tile.sums + d * across,
+                           high - bottom, number(not fresh))  # fmt: skip
+        store_int64(tile.fresh, np.int64(0))
 
     @part
     def weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Write the weights of the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top <= p.S, work)
+        score(p, a, b, tile, keys, t, j0, bottom, top, complete and bottom == low and top == high, work)
         here = t + (bottom - j0) * across
         weigh(tile.vectors, here, top - bottom, tile.whole_m, tile.factor)
         if general and p.dropout_threshold:

@@ -59,16 +59,24 @@ def transposer(source, target, working, lanes, columns, table=False, ahead=False
     return transpose
 
 
+def keep_rolled(builder, branch):
+    """Keep LLVM from unrolling the loop that goes on by this branch: its body has what the registers hold."""
+    module = builder.module
+    loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"]), I64(id(branch))])
+    loop.operands = (loop, loop.operands[0])
+    branch.set_metadata("llvm.loop", loop)
+
+
 CHAIN = 128  # steps of a product whose sum is one chain; the sums of longer products are added up
 
 
 def tiler(target, rows, vectors, lanes, accumulate, source=None):
     """Return ``tile(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)``, a matrix product in registers.
 
-    It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C, for A of `rows` x steps numbers and B of steps x
-    ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes. Each number of C is
-    chains of fused multiply-adds, each over `CHAIN` steps and added to those before it, or one chain that begins with C
-    where that is added to; in the order of the steps, whatever the tile's size is.
+    It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C (to nothing where `factor` is 0), for A of `rows` x steps
+    numbers and B of steps x ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes.
+    Each number of C is chains of fused multiply-adds, each over `CHAIN` steps and added to those before it, or one
+    chain that begins with C where that is added to; in the order of the steps, whatever the tile's size is.
     """
     element = LLVM[target]
     vector = ir.VectorType(element, lanes)
@@ -83,6 +91,10 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
             def cell(row, column):
                 return builder.add(builder.add(c, builder.mul(c_row, I64(row))), I64(column * lanes * size))
 
+            if rows > 4:  # hidden from LLVM, which would make each address by adding to the one before
+                kind = ir.FunctionType(I64, [I64])
+                further = builder.asm(kind, "", "=r,0", [builder.mul(a_row, I64(4))], side_effect=False)
+
             def chain(a, b, steps, starts):
                 """Return the sums over so many steps, and where A and B go on."""
                 entry = builder.block
@@ -91,16 +103,34 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                 builder.position_at_end(loop)
                 step, a_now, b_now = builder.phi(I64), builder.phi(I64), builder.phi(I64)
                 sums = [builder.phi(vector) for _ in cells]
-                columns = [
-                    read(builder, builder.add(b_now, builder.mul(b_vector, I64(n))), source or target, target, lanes)
-                    for n in range(vectors)
-                ]
-                results = []
-                for row in range(rows):
-                    scalar = read(builder, builder.add(a_now, builder.mul(a_row, I64(row))), target, target)
-                    left = splat_value(builder, scalar, lanes)
+
+                def left(row):
+                    place = builder.add(a_now, builder.mul(a_row, I64(row % 4)))
+                    place = builder.add(place, further) if row >= 4 else place
+                    return splat_value(builder, read(builder, place, target, target), lanes)
+
+                def right(column):
+                    place = builder.add(b_now, builder.mul(b_vector, I64(column)))
+                    return read(builder, place, source or target, target, lanes)
+
+                results = list(sums)
+
+                def add_product(row, column, x, y):
+                    place = row * vectors + column
+                    results[place] = call(builder, "fma", x, y, sums[place])
+
+                if rows < vectors:  # what there is less of stays in registers while the other passes by
+                    lefts = [left(row) for row in range(rows)]
                     for column in range(vectors):
-                        results.append(call(builder, "fma", left, columns[column], sums[row * vectors + column]))
+                        now = right(column)
+                        for row in range(rows):
+                            add_product(row, column, lefts[row], now)
+                else:
+                    rights = [right(column) for column in range(vectors)]
+                    for row in range(rows):
+                        now = left(row)
+                        for column in range(vectors):
+                            add_product(row, column, now, rights[column])
                 following = builder.add(step, I64(1))
                 a_next, b_next = builder.add(a_now, a_step), builder.add(b_now, b_step)
                 for phi, start, value in zip(
@@ -111,7 +141,7 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                 ):
                     phi.add_incoming(start, entry)
                     phi.add_incoming(value, loop)
-                builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+                keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, steps), loop, done))
                 builder.position_at_end(done)
                 finals = [builder.phi(start.type) for start in (a, b, *starts)]
                 for final, start, value in zip(finals, (a, b, *starts), (a_next, b_next, *results), strict=True):
@@ -120,7 +150,10 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                 return finals[0], finals[1], finals[2:]
 
             if accumulate:
+                zero = splat_value(builder, element(0.0), lanes)
+                fresh = builder.fcmp_ordered("==", factor, element(0.0))
                 starts = [read(builder, cell(*place), target, target, lanes) for place in cells]
+                starts = [builder.select(fresh, zero, start) for start in starts]
                 for place, final in zip(cells, chain(a, b, steps, starts)[2], strict=True):
                     write(builder, cell(*place), final, target)
                 return context.get_dummy_value()
