@@ -60,12 +60,22 @@ class Recipe(Frozen):
             A number is not finite, a scale is beyond its type, or the group does not divide E.
         """
         x = as_array("x", x)
-        if not is_float(x.dtype):
-            raise TypeError(f"x must be {FLOATS}, got {x.dtype}")
+        self._check_type("x", x)
         if layout not in ("HLE", "LHE"):
             raise ValueError(f'layout must be "HLE" or "LHE", got {layout!r}')
         self._check(x.shape, layout, kind(x))
         return self._joined(*self._parts(x, layout), layout)
+
+    @property
+    def key(self) -> Any:
+        """What makes two of these equal, wherever the center is."""
+        center = None if self.center is None else (self.center.shape, self.center.tobytes())
+        return type(self), tuple(value for name, value in self.__getstate__().items() if name != "center"), center
+
+    def _check_type(self, name: str, x: Array) -> None:
+        """Raise the error of numbers of another type."""
+        if not is_float(x.dtype):
+            raise TypeError(f"{name} must be {FLOATS}, got {x.dtype}")
 
     def _check(self, shape: tuple[int, ...], layout: str, whose: str) -> None:
         """Raise the error of numbers of this shape and kind."""
