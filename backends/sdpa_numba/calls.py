@@ -7,11 +7,13 @@ import numpy as np
 
 from sdpa_ref.backend import OUTPUT, Problem, Result
 from sdpa_ref.masks import Band, Intervals
+from sdpa_ref.storage import Stored
 
 from .kernels.record import ALL, BAND, FORWARD, INTERVALS
 from .plan import FEW_ROWS, plan_for
 from .runtime.call import HEADER
 from .runtime.threads import run, team
+from .stored import described
 
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _WRITTEN = FORWARD.fields["B"][1]  # type: ignore[index]  # bytes of the record that Python writes
@@ -28,7 +30,8 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         return _solve_short(problem, _PLAIN)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
-    bare = bias is None and keep is None and slopes is None and sink is None and softcap is None
+    stored = type(key) is Stored or type(value) is Stored
+    bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
     if bare and type(visible) is Band and score_mod is None and dropout is None and (want is OUTPUT or want == OUTPUT):
         if {*map(type, visible)} == _INTEGERS:
             return _solve_short(problem, _BANDED, BAND, *visible)
@@ -40,7 +43,10 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         out = None
     elif out is None:
         out = problem.new_output()
-    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod)
+    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod, stored)
+    source, kept = 0, None
+    if stored:
+        key, value, source, kept = described(problem)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
@@ -65,12 +71,13 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         seed, threshold = dropout.seed, dropout.threshold
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
-        *map(_address, (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions, sink)),
+        *map(_address, (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions,
+                        problem.key_positions, sink)),
         kind, *table, 0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold,
-        seed & 0xFFFFFFFF, seed >> 32, *place, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
+        seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
-    del numbers  # until here the kernel reads it
+    del numbers, kept  # until here the kernel reads them
     return Result(out, lse, weights, m, z)
 
 

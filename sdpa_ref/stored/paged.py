@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, host_array, is_float, kind, module_of
+from sdpa_ref.storage import Stored
 from sdpa_ref.stored.quantized import FLOAT8, Quantized
 
 _FEW = 64  # numbers below which Python is quicker than NumPy
@@ -164,6 +165,11 @@ class Paged:
             exists = exists[..., None, None]
         return module.where(exists, gathered.reshape(S), module.zeros((), self.dtype))
 
+    def _stored(self, dtype: np.dtype[Any]) -> Stored:
+        """Return what backends see beside a query of this type."""
+        parts = self.pages._stored(dtype) if isinstance(self.pages, Quantized) else _floats(self.pages)
+        return parts._replace(table=self.table, shape=self.shape, layout=self.layout, lengths=self.lengths)
+
     def __repr__(self) -> str:
         n = self.lengths
         lengths = f"lengths {n.min()}..{n.max()}" if n.size else "no batch entry"
@@ -174,6 +180,10 @@ class Paged:
 
     def __reduce__(self) -> Any:
         return Paged, (self.pages, self.table, self.lengths, self.layout)
+
+
+def _floats(pages: Array) -> Stored:
+    return Stored(pages, None, None, None, 0, 0, pages.shape, pages.dtype)
 
 
 def _of_pages(part: Array, ids: Array, N: int, module: Any) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.storage import Stored
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _LIMITS = {"b": (-128, 127), "B": (0, 255)}  # of zero points, by the character of the type of the codes
@@ -129,6 +130,10 @@ class Quantized:
 
     def __reduce__(self) -> Any:
         return partial(Quantized, zero=self.zero, bits=self.bits), (self.codes, self.scale, self.offset)
+
+    def _stored(self, dtype: np.dtype[Any]) -> Stored:
+        """Return what backends see beside a query of this type."""
+        return Stored(self.codes, None, self.scale, self.offset, self.zero, self.bits, self.shape, dtype)
 
     def _map(self, of_part: Callable[[Array], Array]) -> "Quantized":
         """Return what has these parts of codes, scale and offset."""

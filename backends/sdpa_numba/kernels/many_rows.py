@@ -14,16 +14,17 @@ from sdpa_numba.vector.simd import allocate, release, splatter, storer
 
 from . import tiles
 from .pack import transposing, value_packer
-from .record import read_arrays, read_record
+from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
+from .stored import HEAD_BYTES, place_head, reader, rows_packer
 from .tiles import Tile
 from .views import batch, stride
 
 
 @cache
-def packing(dtype, sizes):
-    """Return ``pack_block``.
+def packing(dtype, sizes, stored):
+    """Return ``pack_block``, for dense or for `stored` keys and values.
 
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
     64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
@@ -32,9 +33,11 @@ def packing(dtype, sizes):
     pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     store = storer("int64")
+    if stored:
+        return stored_packing(dtype, sizes)
 
     @part
-    def pack_block(p, a, b, head, j0, target):
+    def pack_block(p, a, b, head, j0, target, room):
         """Pack the block of keys that begins at j0."""
         count, finite = min(block, p.S - j0), True
         row, column = stride(a.key, 2), stride(a.key, 1)
@@ -47,6 +50,30 @@ def packing(dtype, sizes):
             value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * row
             to, part = target + block * p.E * size, tile_rows * size
             finite = pack_values(value, row, column, count, p.Ev, to, part, block * part)
+        store(target + p.block_bytes - 64, np.int64(finite))
+
+    return pack_block
+
+
+@cache
+def stored_packing(dtype, sizes):
+    """Return ``pack_block`` for keys and values that are stored; `room` is for a panel of them as rows."""
+    size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
+    pack_panel, pack_rows = reader(dtype, sizes).pack_panel, rows_packer(dtype, sizes, tile_rows)
+    store = storer("int64")
+
+    @part
+    def pack_block(p, a, b, head, j0, target, room):
+        """Pack the block of keys that begins at j0."""
+        count, finite = min(block, p.S - j0), True
+        key = place_head(room, p.stored, a.query, b, head)
+        for x in range(0, count, panel):
+            rows = min(panel, count - x)
+            pack_panel(key, j0 + x, rows, target + x * p.E * size)
+        if a.value:
+            to, part = target + block * p.E * size, tile_rows * size
+            value = place_head(room, p.stored + SOURCE_BYTES, a.query, b, head)
+            finite = pack_rows(value, j0, count, to, part, block * part)
         store(target + p.block_bytes - 64, np.int64(finite))
 
     return pack_block
@@ -114,14 +141,14 @@ def states(dtype, sizes):
 
 
 @lru_cache(maxsize=64)  # a bound on kernels for functions of the user
-def kernel(dtype, sizes, general, score_mod):
-    """Return the kernel for this type, without what only `general` problems need.
+def kernel(dtype, sizes, general, score_mod, stored=False):
+    """Return the kernel for this type, without what only `general` problems or `stored` keys need.
 
     A task is one block to pack, and then, where the blocks of its head are packed, one strip.
     """
     lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
     widest = sizes.tile_vectors * lanes
-    pack_block = packing(dtype, sizes)
+    pack_block = packing(dtype, sizes, stored)
     tile_bytes, tile_at, clear, begin = states(dtype, sizes)
     update_tile, weigh_block = tiles.blocks(dtype, sizes, general, score_mod)
     write_rows = tiles.rows_writer(dtype, sizes)
@@ -150,15 +177,18 @@ def kernel(dtype, sizes, general, score_mod):
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
         work_bytes = (lanes + 2) * widest * size
-        scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
+        room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
+        whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)
+        scratch = allocate(64 + whole + room_bytes)
         t = (scratch + 63) & -64
+        room = t + whole
         work = t + block * widest * size
         own = work + work_bytes
         states = own + p.block_bytes
         task = next_task(worker)
         while task < packing:
             unit = task // blocks
-            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
+            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes, room)
             add(p.memory + 8 * unit, 1)
             proceed(worker, pack_work)
             task = next_task(worker)
@@ -191,7 +221,7 @@ def kernel(dtype, sizes, general, score_mod):
                         if p.packed:
                             keys = packed + ((b * p.Hkv + kv) * blocks + j0 // block) * p.block_bytes
                         else:
-                            pack_block(p, a, b, kv, j0, own)
+                            pack_block(p, a, b, kv, j0, own, room)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
                     if p.S > chunk and not weigh:
                         for index in range(first, last):
