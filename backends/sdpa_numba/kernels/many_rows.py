@@ -208,7 +208,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
-        in_place = not stored and dtype == sizes.acc and p.strip == 1 and p.Ev % tile_rows == 0
+        in_place = not stored and a.value != 0 and dtype == sizes.acc and p.strip == 1 and p.Ev % tile_rows == 0
         work_bytes = (lanes + 2) * widest * size
         room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
         whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)
