@@ -1,6 +1,7 @@
 """One call of a forward kernel: the record that it reads, and the arrays that it fills."""
 
 import struct
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,17 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         return _solve_short(problem, _PLAIN)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
+    only_output = want is OUTPUT or want == OUTPUT
     bare = bias is None and keep is None and slopes is None and sink is None and softcap is None
-    if bare and type(visible) is Band and score_mod is None and dropout is None and (want is OUTPUT or want == OUTPUT):
-        if {*map(type, visible)} == _INTEGERS:
+    if bare and score_mod is None and dropout is None and only_output:
+        if visible is None:
+            return _solve_short(problem, _PLAIN)
+        if type(visible) is Band and {*map(type, visible)} == _INTEGERS:
             return _solve_short(problem, _BANDED, BAND, *visible)
     few = score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
-    options = keep, bias, slopes, score_mod, dropout, softcap
-    general = not few and ("weights" in want or any(option is not None for option in options))
+    changes = keep is not None or bias is not None or slopes is not None or softcap is not None
+    general = not few and (changes or "weights" in want or score_mod is not None or dropout is not None)
     if "output" not in want:
         out = None
     elif out is None:
@@ -43,31 +47,33 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
-    lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
-    m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
-    weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
-    sink = None if sink is None else rounded_sink(problem)
-    kind, band, place, table = ALL, None, _NO_BAND, (0, 0, 0)
-    prefix = start = stop = numbers = None
+    lse = m = z = weights = numbers = None
+    results = intervals = 0, 0, 0
+    if not only_output:
+        lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
+        m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
+        weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
+        results = _address(lse), _address(m), _address(z)
+    kind, band, place = ALL, None, _NO_BAND
     if type(visible) is Band:
         kind, band = BAND, visible
     elif isinstance(visible, Intervals):
-        kind, prefix, start, stop = INTERVALS, visible.prefix, visible.start, visible.stop
+        kind, intervals = INTERVALS, tuple(map(id, visible))
     if band is None and slopes is not None and positions is None:
         band = Band(offset)
     if band is not None:
         place = band
         if {*map(type, band)} != _INTEGERS:
-            numbers = banded(band, form.batch)
-            place, table = _NO_BAND, (numbers.ctypes.data, numbers.strides[0], 8)
+            place, numbers = _NO_BAND, banded(band, form.batch)
     threshold = seed = 0
     if dropout is not None:
         seed, threshold = dropout.seed, dropout.threshold
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
-        *map(_address, (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions, sink)),
-        kind, *table, 0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold,
-        seed & 0xFFFFFFFF, seed >> 32, *place, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
+        *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
+        _address(sink), kind, _address(numbers), 0, 0, 0 if bias is None else bias_code(bias.dtype), not final,
+        first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, softcap or 0.0,
+        1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
     del numbers  # until here the kernel reads it
@@ -88,6 +94,12 @@ def _solve_short(problem: Problem, layout: struct.Struct, *options: int) -> Resu
 _INTEGERS = {int}
 
 
+@cache
+def bias_code(dtype: np.dtype[Any]) -> int:
+    """Return how the record names the type of a bias."""
+    return BIAS_CODES[dtype.name]
+
+
 def _address(array: Any) -> int:
     """Return the address of the array's object, 0 for none."""
     return 0 if array is None else id(array)
@@ -101,6 +113,8 @@ def rounded_sink(problem: Problem) -> Any:
 def banded(band: Band, batch: tuple[int, ...]) -> Any:
     """Return the numbers of a band as an int64 array, one row a number and one column a batch entry."""
     table = np.empty((len(band), *batch), np.int64)
+    table.T[...] = [number if type(number) is int else 0 for number in band]
     for row, number in enumerate(band):
-        table[row] = number
+        if type(number) is not int:
+            table[row] = number
     return table.reshape(len(band), -1)

@@ -9,7 +9,7 @@ from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Intervals
 
-from .calls import BIAS_CODES, banded, rounded_sink
+from .calls import banded, bias_code, rounded_sink
 from .kernels import backward
 from .kernels.record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
 from .plan import host_registers, sizes_for
@@ -178,7 +178,7 @@ def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
         n[name] = getattr(problem, name)
     n["softcap"], n["bias_drops"], n["final"] = problem.softcap or 0, not final, final
     if problem.bias is not None:
-        n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
+        n["bias_code"] = bias_code(problem.bias.dtype)
     if problem.dropout is not None:
         n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
         n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32

@@ -12,7 +12,7 @@ from sdpa_numba.compile.parts import linked, part
 from sdpa_numba.runtime.call import ARGUMENTS, HELPERS, MEMORY
 from sdpa_numba.vector.simd import allocate, load_int64, record_reader, storer, tuple_reader
 
-from .views import size
+from .views import data, size, stride
 
 SMALL = 2**19  # multiplications that take less time than to share them
 STRIP = 8  # tiles, at most, that share a pass over the keys
@@ -70,7 +70,7 @@ class Bounds(NamedTuple):
 
 OPTIONS = (
     "visible",  # how the visible keys are known
-    "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
+    "band", "band_field", "band_entry",  # the array of the numbers; then where they lie, and bytes to the next
     "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
 )  # fmt: skip
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
@@ -105,7 +105,9 @@ _store = storer("int64")
 def shape_up(p, record):
     """Fill in the sizes of the problem, and where the band's numbers are if they lie in the record itself."""
     if p.band == 0:
-        p.band, p.band_field = record + BAND_AT, 8
+        p.band, p.band_field, p.band_entry = record + BAND_AT, 8, np.int64(0)
+    else:
+        p.band_field, p.band_entry, p.band = stride(p.band, 2), stride(p.band, 1), data(p.band)
     p.B = 1
     for axis in range(size(p.query, 0), 3, -1):
         p.B *= size(p.query, axis)
