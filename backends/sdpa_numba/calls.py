@@ -20,7 +20,7 @@ _PLAIN = struct.Struct(f"{HEADER}5qd{FORWARD.itemsize - 48}x")
 _FULL = struct.Struct(f"{HEADER}5qd{(_WRITTEN - 64) // 8}q2d{FORWARD.itemsize - _WRITTEN}x")
 _SEEN, _BAND = (FORWARD.fields[name][1] for name in ("visible", "band_offset"))  # type: ignore[index]
 _BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}xq{_BAND - _SEEN - 8}x10q{FORWARD.itemsize - _BAND - 80}x")
-_NO_BAND = (0,) * len(Band._fields)
+_NO_BAND: Any = (0,) * len(Band._fields)
 
 
 def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
@@ -47,14 +47,15 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
-    lse = m = z = weights = numbers = None
-    results = intervals = 0, 0, 0
+    lse = m = z = weights = arrays = None
+    results: tuple[int, ...] = (0, 0, 0)
+    intervals: tuple[int, ...] = (0, 0, 0)
     if not only_output:
         lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
         m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
         weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
         results = _address(lse), _address(m), _address(z)
-    kind, band, place = ALL, None, _NO_BAND
+    kind, band, entries, place = ALL, None, 0, _NO_BAND
     if type(visible) is Band:
         kind, band = BAND, visible
     elif isinstance(visible, Intervals):
@@ -62,21 +63,19 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     if band is None and slopes is not None and positions is None:
         band = Band(offset)
     if band is not None:
-        place = band
-        if {*map(type, band)} != _INTEGERS:
-            place, numbers = _NO_BAND, banded(band, form.batch)
+        entries, place, arrays = numbers_of(band)
     threshold = seed = 0
     if dropout is not None:
         seed, threshold = dropout.seed, dropout.threshold
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
         *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
-        _address(sink), kind, _address(numbers), 0, 0, 0 if bias is None else bias_code(bias.dtype), not final,
+        _address(sink), kind, entries, 0 if bias is None else bias_code(bias.dtype), not final,
         first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, softcap or 0.0,
         1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
-    del numbers  # until here the kernel reads it
+    del arrays  # until here the kernel reads them
     return Result(out, lse, weights, m, z)
 
 
@@ -110,11 +109,15 @@ def rounded_sink(problem: Problem) -> Any:
     return problem.sink.astype(problem.acc_dtype).astype(np.float64)
 
 
-def banded(band: Band, batch: tuple[int, ...]) -> Any:
-    """Return the numbers of a band as an int64 array, one row a number and one column a batch entry."""
-    table = np.empty((len(band), *batch), np.int64)
-    table.T[...] = [number if type(number) is int else 0 for number in band]
-    for row, number in enumerate(band):
+def numbers_of(band: Band) -> tuple[int, Any, Any]:
+    """Return a band as the record has it: which numbers are arrays, bit by bit, all numbers, and the arrays to keep."""
+    if {*map(type, band)} == _INTEGERS:
+        return 0, band, None
+    entries, numbers, arrays = 0, [], []
+    for place, number in enumerate(band):
         if type(number) is not int:
-            table[row] = number
-    return table.reshape(len(band), -1)
+            array = np.asarray(number, np.int64)
+            arrays.append(array)
+            entries, number = entries | 1 << place, id(array)
+        numbers.append(number)
+    return entries, numbers, arrays

@@ -209,6 +209,8 @@ def _seen(mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alib
         if band is not None:
             placed = tuple.__new__(Band, (offset,) + band[1:])  # noqa: RUF005  # unpacking makes a list first
             return tuple.__new__(_Seen, (placed, None, offset, None, (), None, ()))
+    if type(mask) is BooleanArray and mask.per_row:
+        return _Seen(None, mask.array, offset, positions, boolean=(mask,))
     grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind)
     visible, boolean, rules = normal(mask, grid)
     if len(boolean) == 1 and not rules:

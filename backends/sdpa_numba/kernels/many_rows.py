@@ -74,7 +74,7 @@ def packing(dtype, sizes):
         key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
         if whole < count:
             pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
-        value = value_row = value_column = np.int64(0)
+        value = value_row = value_column = 0
         if a.value:
             value_row, value_column = stride(a.value, 2), stride(a.value, 1)
             value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
