@@ -241,6 +241,8 @@ def _seen(
         if band is not None:
             placed = tuple.__new__(Band, (offset,) + band[1:])  # noqa: RUF005  # unpacking makes a list first
             return tuple.__new__(_Seen, (placed, None, offset, None, (), None, ()))
+    if type(mask) is BooleanArray and mask.per_row:
+        return _Seen(None, mask.array, offset, positions, boolean=(mask,))
     lengths = valid_keys(mask, L)
     grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind, lengths, key_positions)
     visible, boolean, rules = normal(mask, grid)
