@@ -172,7 +172,7 @@ class Cache(Rows):
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
             parts = geometry.coded(key, value, "LHE")
-        if type(added) is int and added == 0:
+        if not self._B or (type(added) is int and added == 0):
             return
         if self.window is not None:
             if type(added) is int and type(n) is int and type(gone) is int:
@@ -215,7 +215,7 @@ class Cache(Rows):
 
     def _chosen(self, array: Array, which: tuple[Index, Index]) -> Array:
         if self._geometry.kind != "numpy":
-            which = tuple(map(self._geometry.module.asarray, which))  # type: ignore[assignment]
+            which = tuple(map(self._geometry.module.asarray, which))
         return self._by_token(array)[which]
 
     def _checked(self, name: str, given: Any, width: int) -> Array:
@@ -247,8 +247,8 @@ class Cache(Rows):
         if added.size and (added.min() < 0 or added.max() > T):
             wrong = added[(added < 0) | (added > T)][0]
             raise ValueError(f"lengths must be in [0, T] = [0, {T}], got {wrong}")
-        which = np.nonzero(np.arange(T) < added[:, None])
-        return settled(added), which
+        b, t = np.nonzero(np.arange(T) < added[:, None])
+        return settled(added), (b, t)
 
     # attention
 

@@ -100,7 +100,7 @@ class KVCache(Cache):
     ) -> None:
         super().__init__(Geometry(heads, E, Ev, dtype, store, tied, layout, like), batch, window, first, slack)
         self.capacity = None if capacity is None else checked_sizes(0, capacity=capacity)["capacity"]
-        self._hold(self._geometry.empty(self._B, self.capacity or 0))
+        self._hold(self._geometry.empty(self._B, _FEWEST if self.capacity is None else self.capacity))
 
     def _hold(self, arrays: Parts) -> None:
         """Take arrays ``(rows, heads, S, width)``, or "LHE", as the slots."""
@@ -145,9 +145,9 @@ class KVCache(Cache):
                 b = int(np.argmax(self._of_rows(used + added)))
                 raise CacheFull(int(self._of_rows(added)[b]), S - int(self._of_rows(used)[b]))
         elif self.window is None:
-            S = max(most, S + S // 2, _FEWEST)
+            S = max(most, S + S // 2)
         elif most + most // 2 > S:  # room enough that tokens move seldom
-            S = max(most + most // 2, _FEWEST)
+            S = most + most // 2
         self._move(S, shift)
 
     def _move(self, S: int, shift: Number) -> None:

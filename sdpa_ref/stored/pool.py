@@ -170,7 +170,7 @@ class PagedCache(Cache):
         self._pool, self._granule = pool, pool.page
         super().__init__(pool._geometry, batch, window, first, slack)
         self._tokens = pool._tokens
-        self._table = np.full((self._B, 0), -1, np.int64)
+        self._table = np.full((self._B, 1), -1, np.int64)
         self._closed = False
 
     def close(self) -> None:

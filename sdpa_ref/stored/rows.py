@@ -169,6 +169,8 @@ class Rows:
 
 def settled(numbers: Number) -> Number:
     """Return the number that all rows share, or one for each where they differ."""
+    if isinstance(numbers, int):
+        return numbers
     if not numbers.size:
         return 0
     low = int(numbers.min())
