@@ -73,7 +73,7 @@ class Stored(NamedTuple):
         numbers = self._taken(self.numbers, j0, j1)
         if self.bits == 4:
             pairs = module_of(kind(numbers)).stack([numbers & 15, numbers >> 4], -1)
-            numbers = pairs.reshape(*numbers.shape[:-1], -1)
+            numbers = pairs.reshape(*numbers.shape[:-1], 2 * numbers.shape[-1])
         if self.bits == 0:
             return numbers
         with np.errstate(all="ignore"):

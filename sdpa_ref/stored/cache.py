@@ -69,7 +69,8 @@ class Cache(Rows):
 
     def _settle(self, n: Number, shift: Number, gone: Number) -> None:
         """Take these numbers, and give back what is no longer used."""
-        self._n, self._shift, self._gone = n, shift, gone
+        self._count(n, shift, gone)
+        self._places = None
         self._touch()
 
     def _make_views(self) -> tuple[Any, Any]:
@@ -104,7 +105,7 @@ class Cache(Rows):
     @property
     def key_lengths(self) -> Index:
         """Slots of each row that are in use; a new int64 array over the batch."""
-        return self._of_rows(self._n - self._shift).reshape(self.batch).copy()
+        return self._of_rows(self._used).reshape(self.batch).copy()
 
     @property
     def positions(self) -> Index | None:
@@ -131,7 +132,7 @@ class Cache(Rows):
         return self._mask
 
     def _length_rule(self) -> tuple[Mask, ...]:
-        return (KeyLengths(self._over_batch(self._n - self._shift)),)
+        return (KeyLengths(self._over_batch(self._used)),)
 
     def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
         """Add tokens behind those that there are; keys and values are copied.
@@ -172,7 +173,7 @@ class Cache(Rows):
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
             parts = geometry.coded(key, value, "LHE")
-        if type(added) is int and added == 0:
+        if not self._B or (type(added) is int and added == 0):
             return
         if self.window is not None:
             if type(added) is int and type(n) is int and type(gone) is int:
@@ -180,9 +181,13 @@ class Cache(Rows):
             else:
                 gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
         self._room(added, gone)
-        self._write(n - self._shift, T, parts, which)
-        self._n = n + added if which is None else settled(n + added)
-        self._gone = gone
+        self._write(self._used, T, parts, which)
+        if which is None:
+            used = n is self._used
+            self._n, self._gone, self._most = n + T, gone, self._most + T
+            self._used = self._n if used else self._used + T
+        else:
+            self._count(settled(n + added), self._shift, gone)
         self._touch()
 
     def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
@@ -190,6 +195,10 @@ class Cache(Rows):
         if which is not None:
             b, t = which
             self._put(b, (start if type(start) is int else start[b]) + t, parts)
+            return
+        if T == 1:
+            slots = np.full(self._B, start) if type(start) is int else start
+            self._put(np.arange(self._B), slots, tuple(p.reshape(self._B, self._geometry.heads, -1) for p in parts))
             return
         rows, behind = np.arange(self._B)[:, None], np.arange(T)
         slots = np.broadcast_to(start + behind if type(start) is int else start[:, None] + behind, (self._B, T))
@@ -215,7 +224,7 @@ class Cache(Rows):
 
     def _chosen(self, array: Array, which: tuple[Index, Index]) -> Array:
         if self._geometry.kind != "numpy":
-            which = tuple(map(self._geometry.module.asarray, which))  # type: ignore[assignment]
+            which = tuple(map(self._geometry.module.asarray, which))
         return self._by_token(array)[which]
 
     def _checked(self, name: str, given: Any, width: int) -> Array:
@@ -247,8 +256,8 @@ class Cache(Rows):
         if added.size and (added.min() < 0 or added.max() > T):
             wrong = added[(added < 0) | (added > T)][0]
             raise ValueError(f"lengths must be in [0, T] = [0, {T}], got {wrong}")
-        which = np.nonzero(np.arange(T) < added[:, None])
-        return settled(added), which
+        b, t = np.nonzero(np.arange(T) < added[:, None])
+        return settled(added), (b, t)
 
     # attention
 
@@ -398,8 +407,7 @@ class Cache(Rows):
         gone = settled(np.where(lost > 0, lost + self.first, 0))
         shift = self._shift_of(gone)
         self._room(settled(np.asarray(n - shift)), 0)
-        self._n, self._shift, self._gone, self._places = settled(n), shift, gone, None
-        self._touch()
+        Cache._settle(self, settled(n), shift, gone)
         b, p = self._kept()
         self._put(b, self._slot(b, p), tokens)
 

@@ -90,8 +90,7 @@ class Entries:
             import ml_dtypes
 
             dtype = np.dtype(getattr(ml_dtypes, told["dtype"], object))
-        store = None if self.store == (None, None) else self.store
-        return told | {"batch": tuple(told["batch"]), "dtype": dtype, "store": store}
+        return told | {"batch": tuple(told["batch"]), "dtype": dtype, "store": self.store}
 
     def check(self, got: dict[str, Any], expected: dict[str, Any]) -> None:
         """Raise a ValueError that lists in what the cache is not as expected."""
@@ -103,7 +102,7 @@ class Entries:
             wanted["dtype"] = np.dtype(wanted["dtype"])
         if "batch" in wanted:
             wanted["batch"] = wanted["batch"] if isinstance(wanted["batch"], tuple) else (wanted["batch"],)
-        if isinstance(wanted.get("store"), Recipe):
+        if "store" in wanted and not isinstance(wanted["store"], tuple):
             wanted["store"] = (wanted["store"], None if got["tied"] else wanted["store"])
         faults = differences(got, wanted)
         if faults:

@@ -79,10 +79,10 @@ class Geometry:
         if recipe is not None and (self.Ev % (recipe.group or 1) or self.Ev * recipe.bits % 8):
             raise ValueError(f"the Ev = {self.Ev} of tied keys must be whole groups and bytes of {recipe!r}")
 
-    def empty(self, pages: int, page: int) -> Parts:
-        """Return new arrays for pages of slots, ``(pages, heads, page, width)`` or in "LHE" with heads after slots."""
+    def blank(self, pages: int, page: int) -> Parts:
+        """Return arrays of zeros, ``(pages, heads, page, width)`` or in "LHE" with heads after slots."""
         first = (pages, self.heads, page) if self.layout == "HLE" else (pages, page, self.heads)
-        return tuple(self.module.empty((*first, part.width), part.dtype) for part in self.parts)
+        return tuple(self.module.zeros((*first, part.width), part.dtype) for part in self.parts)
 
     def by_token(self, arrays: Parts) -> Parts:
         """Return views ``(pages, page, heads, width)``."""

@@ -69,7 +69,7 @@ class PagePool:
     ) -> None:
         self.pages, self.page = checked_sizes(pages=pages, page=page).values()
         self._geometry = Geometry(heads, E, Ev, dtype, store, tied, layout, like)
-        self._arrays = self._geometry.empty(self.pages, self.page)
+        self._arrays = self._geometry.blank(self.pages, self.page)
         self._tokens = self._geometry.by_token(self._arrays)
         self._meant = self._geometry.meant(tuple(map(read_only, self._arrays)))
         self._references = np.zeros(self.pages, np.int64)
@@ -170,7 +170,7 @@ class PagedCache(Cache):
         self._pool, self._granule = pool, pool.page
         super().__init__(pool._geometry, batch, window, first, slack)
         self._tokens = pool._tokens
-        self._table = np.full((self._B, 0), -1, np.int64)
+        self._table = np.full((self._B, 1), -1, np.int64)
         self._closed = False
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class PagedCache(Cache):
 
     def _make_views(self) -> tuple[Any, Any]:
         self._check_open()
-        lengths = self._of_rows(self._n - self._shift).reshape(self.batch)
+        lengths = self._of_rows(self._used).reshape(self.batch).copy()
         table = self._table.reshape(*self.batch, -1) if self._table.size else self._table.reshape(*self.batch, 0)
         table.setflags(write=False)
         lengths.setflags(write=False)
@@ -229,60 +229,74 @@ class PagedCache(Cache):
         """Return how many pages hold so many slots."""
         return -(-slots // self._granule)
 
+    def _count(self, n: Number, shift: Number, gone: Number) -> None:
+        super()._count(n, shift, gone)
+        spare = -self._used % self._granule  # slots behind the last token, in the row that has the fewest
+        self._spare = spare if type(spare) is int else int(spare.min(initial=self._granule))
+
     def _room(self, added: Number, gone: Number) -> None:
         self._check_open()
-        pool, page = self._pool, self._granule
-        shift = self._shifted(gone)
-        used = self._n - shift
-        have, want = self._columns(used), self._columns(used + added)
-        if not pool._forked and type(want) is int and type(have) is int and want == have and shift is self._shift:
+        pool, page, shift = self._pool, self._granule, self._shifted(gone)
+        still = shift is self._shift
+        if still and not pool._forked and type(added) is int and added <= self._spare:
+            self._spare -= added
             return
-        have, want, used = self._of_rows(have), self._of_rows(want), self._of_rows(used)
-        dropped = (self._of_rows(shift) - self._of_rows(self._shift)) // page
-        fixed, columns = self._fixed // page, np.arange(self._table.shape[1])
-        evicted = (columns >= fixed) & (columns < fixed + dropped[:, None])
-        writing = np.nonzero((used % page != 0) & (self._of_rows(added) > 0))[0]
-        rows, places = self._copied(
-            writing, (used + self._of_rows(shift) - self._of_rows(self._shift))[writing] // page
-        )
-        needed = int((want - have).sum()) + len(rows)
-        free = pool.free + (pool._freed_by(self._table[evicted]) if dropped.any() else 0)
+        before = self._of_rows(self._used)
+        moved = self._of_rows(shift) - self._of_rows(self._shift)
+        used = before - moved
+        have, want = self._columns(used), self._columns(used + added)
+        evicted = np.zeros(0, np.int64) if still else self._table[self._evicted(moved)]
+        rows = np.nonzero((used % page != 0) & (self._of_rows(added) > 0))[0] if pool._forked else evicted[:0]
+        rows = rows[self._copied(self._table[rows, before[rows] // page])]
+        needed, free = int((want - have).sum()) + len(rows), pool.free + (0 if still else pool._freed_by(evicted))
         if needed > free:
             raise CacheFull(needed, free, "pages")
-        most = int(want.max(initial=0))
-        wider = len(columns) * 3 // 2 if most > len(columns) else len(columns)
-        table = np.full((self._B, max(wider, most)), -1, np.int64)
-        table[:, : len(columns)] = self._table
-        if dropped.any():
-            pool._given_back(self._table[evicted])
-        table[rows, places] = self._copies(rows, places)
-        if dropped.any():
-            source = np.arange(table.shape[1])
-            source = source + np.where(source >= fixed, dropped[:, None], 0)
-            moved = np.take_along_axis(table, np.minimum(source, table.shape[1] - 1), 1)
-            table = np.where(source < table.shape[1], moved, -1)
-        columns = np.arange(table.shape[1])
+        if not still:
+            pool._given_back(evicted)
+            self._table = self._table_without(moved)
+            self._count(self._n, shift, self._gone)
+            self._places = None
+        if len(rows):
+            columns = used[rows] // page
+            self._table[rows, columns] = self._copies(self._table[rows, columns])
+        self._allot(have, want)
+        self._spare = int((-(used + added) % page).min(initial=page))
+
+    def _allot(self, have: Index, want: Index) -> None:
+        """Take new pages for the columns from `have` to `want` of each row."""
+        M, most = self._table.shape[1], int(want.max(initial=0))
+        if most > M:
+            wider = np.full((self._B, max(M * 3 // 2, most)), -1, np.int64)
+            wider[:, :M] = self._table
+            self._table = wider
+        columns = np.arange(self._table.shape[1])
         new = (columns >= have[:, None]) & (columns < want[:, None])
-        table[new] = pool._taken(int(new.sum()))
-        self._table = table
-        if shift is not self._shift:
-            self._shift, self._places = shift, None
+        self._table[new] = self._pool._taken(int(np.count_nonzero(new)))
 
-    def _copied(self, b: Index, columns: Index) -> tuple[Index, Index]:
-        """Return those rows and columns, of such as are written to, whose page has to be copied first."""
-        pages = self._table[b, columns]
-        if not self._pool._forked or not len(b):
-            return b[:0], columns[:0]
+    def _evicted(self, moved: Index) -> Any:
+        """Return which entries of the table hold what is let go when rows move by so many slots."""
+        columns, fixed = np.arange(self._table.shape[1]), self._fixed // self._granule
+        return (columns >= fixed) & (columns < fixed + (moved // self._granule)[:, None])
+
+    def _table_without(self, moved: Index) -> Index:
+        """Return a table without these entries."""
+        M, fixed = self._table.shape[1], self._fixed // self._granule
+        source = np.arange(M) + np.where(np.arange(M) >= fixed, (moved // self._granule)[:, None], 0)
+        table: Index = np.take_along_axis(self._table, np.minimum(source, M - 1), 1)
+        table[source >= M] = -1
+        return table
+
+    def _copied(self, pages: Index) -> Any:
+        """Return which of these pages, each about to be written to, have to be copied first."""
         order = np.argsort(pages, kind="stable")
-        rank = np.empty(len(b), np.int64)  # among those that write to the same page: the last one may keep it
-        rank[order] = np.arange(len(b)) - np.searchsorted(pages[order], pages[order])
-        copied = rank < self._pool._references[pages] - 1
-        return b[copied], columns[copied]
+        rank = np.empty(len(pages), np.int64)  # among those that write to the same page: the last one may keep it
+        rank[order] = np.arange(len(pages)) - np.searchsorted(pages[order], pages[order])
+        return rank < self._pool._references[pages] - 1
 
-    def _copies(self, b: Index, columns: Index) -> Index:
-        """Return new pages with what these pages hold."""
-        old, new = self._table[b, columns], self._pool._taken(len(b))
-        if len(b):
+    def _copies(self, old: Index) -> Index:
+        """Return new pages with what these hold, which are given back."""
+        new = self._pool._taken(len(old))
+        if len(old):
             asarray = self._geometry.module.asarray
             for array in self._pool._arrays:
                 array[asarray(new)] = array[asarray(old)]
@@ -290,12 +304,12 @@ class PagedCache(Cache):
         return new
 
     def _own(self, b: Index, slots: Index) -> None:
-        pairs = np.unique(np.stack([b, slots // self._granule]), axis=1)
-        rows, columns = self._copied(*pairs)
+        rows, columns = np.unique(np.stack([b, slots // self._granule]), axis=1)
+        copied = self._copied(self._table[rows, columns])
+        rows, columns = rows[copied], columns[copied]
         if len(rows) > self._pool.free:
             raise CacheFull(len(rows), self._pool.free, "pages")
-        self._table = self._table.copy()
-        self._table[rows, columns] = self._copies(rows, columns)
+        self._table[rows, columns] = self._copies(self._table[rows, columns])
 
     def _settle(self, n: Number, shift: Number, gone: Number) -> None:
         self._check_open()
@@ -304,7 +318,6 @@ class PagedCache(Cache):
         if unused.any():
             self._pool._given_back(self._table[unused])
             self._table = np.where(unused, -1, self._table)
-        self._places = None
         super()._settle(n, shift, gone)
 
     def select(self, index: Any) -> None:
@@ -338,8 +351,7 @@ class PagedCache(Cache):
         """Take other rows, whose references are counted."""
         self._table, self.batch, self._B = table, (len(table),), len(table)
         self._axes, self._places = (len(table), self._geometry.heads), None
-        self._n, self._shift, self._gone = numbers
-        self._touch()
+        Cache._settle(self, *numbers)
 
     @property
     def nbytes(self) -> int:
