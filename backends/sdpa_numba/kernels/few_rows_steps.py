@@ -58,7 +58,7 @@ def scorer(dtype, sizes, stored):
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
-    pack_panel = reader(dtype, sizes).pack_panel if stored else None
+    pack_panel = reader(dtype, sizes).pack_panel if stored else pack_keys  # of which a kernel for dense keys uses none
     multiply = multiplier(acc, lanes, False, acc)
 
     @part
