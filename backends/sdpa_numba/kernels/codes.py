@@ -101,9 +101,9 @@ def unrounded_in(acc):
 
 @cache
 def decoder(code, acc, lanes):
-    """Return ``decode(h, page, slot, count, target, row)`` for codes of rows that `in_vectors` accepts."""
+    """Return ``decode(h, page, slot, count, target, row)`` for close rows, whose vectors share factors."""
     size, number, nibble = itemsize(acc), np.dtype(acc).type, code == "nibble"
-    load = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes)
+    load, step = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes), 1 if nibble else itemsize(code)
     store, splat, load_factor = storer(acc), splatter(acc, lanes), factor_loader(acc)
 
     @part
@@ -125,7 +125,7 @@ def decoder(code, acc, lanes):
                     offset += h.offset.across
                 end = min(next_scale, next_offset)
                 while e < end:
-                    y = load(first + (e // 2 if nibble else e))
+                    y = load(first + (e // 2 if nibble else e * step))
                     if zeros:
                         y = y - zero
                     if scaled:
@@ -141,7 +141,7 @@ def decoder(code, acc, lanes):
 
 @cache
 def code_packer(code, acc, panel):
-    """Return ``pack_codes(h, page, slot, count, target)`` for codes of rows that `in_steps` accepts."""
+    """Return ``pack_codes(h, page, slot, count, target)`` for close rows, whose steps share factors."""
     size, number = itemsize(acc), np.dtype(acc).type
     numbers = 16 if code == "nibble" else 8  # that a step takes from each row
     transpose, load_factor, store = byte_transposer(code, acc, panel), factor_loader(acc), storer(acc)

@@ -26,6 +26,7 @@ def reader(dtype, sizes):
     """Return `Reader` for kernels of this type."""
     acc, panel, size = sizes.acc, sizes.panel, itemsize(sizes.acc)
     signed, unsigned, e4m3, e5m2, nibbles = (decoder(code, acc, panel) for code in CODES[4:])
+    own, own_bytes = decoder(dtype, acc, panel), itemsize(dtype)
     decode_rows, unrounded = row_decoder(acc), unrounded_in(acc)
     pack_direct, _ = transposing(dtype, acc, acc, panel, ahead=True)
     pack_decoded, _ = transposing(acc, acc, acc, panel)
@@ -62,7 +63,9 @@ def reader(dtype, sizes):
     def decode(h, page, slot, count, target, row):
         """Write what keys of a page mean, whatever their type."""
         code = h.code
-        if not by(h, panel):
+        if h.direct and h.across == own_bytes and h.width % panel == 0:
+            own(h, page, slot, count, target, row)
+        elif not by(h, panel):
             decode_rows(h, page, slot, count, target, row)
         elif code == 4:
             signed(h, page, slot, count, target, row)
