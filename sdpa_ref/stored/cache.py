@@ -231,6 +231,12 @@ class Cache(Rows):
         """Return keys or values to be added."""
         geometry = self._geometry
         array = given if type(given) is np.ndarray else as_array(name, given)
+        recipe = geometry.store[name == "value"]
+        if array.dtype is not geometry.dtype:
+            if recipe is not None:
+                recipe._check_type(name, array)
+            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
+                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         shape = array.shape
         T = shape[-2 if self._hle else -3] if len(shape) > 2 else 0
         wanted = (*self._axes, T, width) if self._hle else (*self.batch, T, geometry.heads, width)
@@ -240,12 +246,6 @@ class Cache(Rows):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        recipe = geometry.store[name == "value"]
-        if array.dtype is not geometry.dtype:
-            if recipe is not None:
-                recipe._check_type(name, array)
-            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
-                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         if geometry.kind != kind(array):
             raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
         return array
@@ -303,7 +303,9 @@ class Cache(Rows):
         elif L > (self._reached() if self._reach is None else self._reach):
             self._check_reach(np.full(self._B, L))
         key, value = self._views or self._view()
-        places = self.positions
+        places = None
+        if self._fixed != self.first or mask is not None or options.get("bias") is not None:
+            places = self.positions  # else the rules of the cache say the same of slots, which is a quicker call
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )

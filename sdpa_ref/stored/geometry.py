@@ -46,6 +46,8 @@ class Geometry:
         if not isinstance(tied, (bool, np.bool_)):
             raise TypeError(f"tied must be True or False, got {type(tied).__name__}")
         self.tied, self.layout = bool(tied), layout
+        if like is not None and not hasattr(like, "shape"):
+            raise TypeError(f"like must be an array, got {type(like).__name__}")
         self.kind = "numpy" if like is None else kind(as_array("like", like))
         self.module = module_of(self.kind)
         self.store = self._recipes(store)

@@ -119,8 +119,9 @@ class PagePool:
         file = files.Entries(entries, PagedCache.__name__, self._arrays[0])
         got = file.arguments() | {"page": file.told.get("page")}
         file.check(got, expected | self._geometry.described() | {"page": self.page})
+        tokens = file.tokens(self._geometry, got["first"])
         cache = self.cache(got["batch"], window=got["window"], first=got["first"], slack=got["slack"])
-        cache._fill(*file.tokens(self._geometry, cache.first))
+        cache._fill(*tokens)
         return cache
 
     def load(self, path: str | PathLike[str], **expected: Any) -> "PagedCache":
