@@ -1,6 +1,7 @@
 """One call of a forward kernel: the record that it reads, and the arrays that it fills."""
 
 import struct
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ _PLAIN = struct.Struct(f"{HEADER}5qd{FORWARD.itemsize - 48}x")
 _FULL = struct.Struct(f"{HEADER}5qd{(_WRITTEN - 64) // 8}q2d{FORWARD.itemsize - _WRITTEN}x")
 _SEEN, _BAND = (FORWARD.fields[name][1] for name in ("visible", "band_offset"))  # type: ignore[index]
 _BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}xq{_BAND - _SEEN - 8}x10q{FORWARD.itemsize - _BAND - 80}x")
-_NO_BAND = (0,) * len(Band._fields)
+_NO_BAND: Any = (0,) * len(Band._fields)
 
 
 def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
@@ -31,14 +32,17 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
     stored = type(key) is Stored or type(value) is Stored
+    only_output = want is OUTPUT or want == OUTPUT
     bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
-    if bare and type(visible) is Band and score_mod is None and dropout is None and (want is OUTPUT or want == OUTPUT):
-        if {*map(type, visible)} == _INTEGERS:
+    if bare and score_mod is None and dropout is None and only_output:
+        if visible is None:
+            return _solve_short(problem, _PLAIN)
+        if type(visible) is Band and {*map(type, visible)} == _INTEGERS:
             return _solve_short(problem, _BANDED, BAND, *visible)
     few = score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
-    options = keep, bias, slopes, score_mod, dropout, softcap
-    general = not few and ("weights" in want or any(option is not None for option in options))
+    changes = keep is not None or bias is not None or slopes is not None or softcap is not None
+    general = not few and (changes or "weights" in want or score_mod is not None or dropout is not None)
     if "output" not in want:
         out = None
     elif out is None:
@@ -49,35 +53,35 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         key, value, source, kept = described(problem)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
-    lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
-    m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
-    weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
-    sink = None if sink is None else rounded_sink(problem)
-    kind, band, place, table = ALL, None, _NO_BAND, (0, 0, 0)
-    prefix = start = stop = numbers = None
+    lse = m = z = weights = arrays = None
+    results: tuple[int, ...] = (0, 0, 0)
+    intervals: tuple[int, ...] = (0, 0, 0)
+    if not only_output:
+        lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
+        m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
+        weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
+        results = _address(lse), _address(m), _address(z)
+    kind, band, entries, place = ALL, None, 0, _NO_BAND
     if type(visible) is Band:
         kind, band = BAND, visible
     elif isinstance(visible, Intervals):
-        kind, prefix, start, stop = INTERVALS, visible.prefix, visible.start, visible.stop
+        kind, intervals = INTERVALS, tuple(map(id, visible))
     if band is None and slopes is not None and positions is None:
         band = Band(offset)
     if band is not None:
-        place = band
-        if {*map(type, band)} != _INTEGERS:
-            numbers = banded(band, form.batch)
-            place, table = _NO_BAND, (numbers.ctypes.data, numbers.strides[0], 8)
+        entries, place, arrays = numbers_of(band)
     threshold = seed = 0
     if dropout is not None:
         seed, threshold = dropout.seed, dropout.threshold
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
-        *map(_address, (lse, m, z, weights, prefix, start, stop, keep, bias, slopes, positions,
-                        problem.key_positions, sink)),
-        kind, *table, 0 if bias is None else BIAS_CODES[bias.dtype.name], not final, first_row, threshold,
-        seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
+        *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
+        _address(problem.key_positions), _address(sink), kind, entries, 0 if bias is None else bias_code(bias.dtype),
+        not final, first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0,
+        1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
-    del numbers, kept  # until here the kernel reads them
+    del arrays, kept  # until here the kernel reads them
     return Result(out, lse, weights, m, z)
 
 
@@ -95,6 +99,12 @@ def _solve_short(problem: Problem, layout: struct.Struct, *options: int) -> Resu
 _INTEGERS = {int}
 
 
+@cache
+def bias_code(dtype: np.dtype[Any]) -> int:
+    """Return how the record names the type of a bias."""
+    return BIAS_CODES[dtype.name]
+
+
 def _address(array: Any) -> int:
     """Return the address of the array's object, 0 for none."""
     return 0 if array is None else id(array)
@@ -105,9 +115,15 @@ def rounded_sink(problem: Problem) -> Any:
     return problem.sink.astype(problem.acc_dtype).astype(np.float64)
 
 
-def banded(band: Band, batch: tuple[int, ...]) -> Any:
-    """Return the numbers of a band as an int64 array, one row a number and one column a batch entry."""
-    table = np.empty((len(band), *batch), np.int64)
-    for row, number in enumerate(band):
-        table[row] = number
-    return table.reshape(len(band), -1)
+def numbers_of(band: Band) -> tuple[int, Any, Any]:
+    """Return a band as the record has it: which numbers are arrays, bit by bit, all numbers, and the arrays to keep."""
+    if {*map(type, band)} == _INTEGERS:
+        return 0, band, None
+    entries, numbers, arrays = 0, [], []
+    for place, number in enumerate(band):
+        if type(number) is not int:
+            array = np.asarray(number, np.int64)
+            arrays.append(array)
+            entries, number = entries | 1 << place, id(array)
+        numbers.append(number)
+    return entries, numbers, arrays

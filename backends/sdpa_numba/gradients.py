@@ -9,9 +9,9 @@ from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Intervals
 
-from .calls import BIAS_CODES, banded, rounded_sink
+from .calls import bias_code, numbers_of, rounded_sink
 from .kernels import backward
-from .kernels.record import ALL, BAND, INTERVALS, SHAPE, SMALL, Sizes
+from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, SHAPE, SMALL, Sizes
 from .plan import host_registers, sizes_for
 from .runtime.call import HEADER
 from .runtime.threads import get_num_threads, run, team
@@ -146,7 +146,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     if 0 in (problem.B, problem.Hq, problem.L, problem.S):
         return
     sizes = sizes_for(problem.acc_dtype.name, *host_registers())
-    record, table = record_of(problem, slope is not None)
+    record, arrays_of_band = record_of(problem, slope is not None)
     n = record[0]
     n["resume"] = not first
     shares = set_sizes(n, problem, sizes)
@@ -167,7 +167,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     pool, helpers = team()
     most = 0 if alone else int(n["units"] * n["split"]) - 1
     run(struct.pack(HEADER, kernel.address, 0, pool, min(helpers, most)) + record.tobytes())
-    del table  # until here the kernel reads it
+    del arrays_of_band  # until here the kernel reads it
 
 
 def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
@@ -178,15 +178,16 @@ def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
         n[name] = getattr(problem, name)
     n["softcap"], n["bias_drops"], n["final"] = problem.softcap or 0, not final, final
     if problem.bias is not None:
-        n["bias_code"] = BIAS_CODES[problem.bias.dtype.name]
+        n["bias_code"] = bias_code(problem.bias.dtype)
     if problem.dropout is not None:
         n["dropout_threshold"], n["dropout_factor"] = problem.dropout.threshold, problem.dropout.factor
         n["seed_low"], n["seed_high"] = problem.dropout.seed & 0xFFFFFFFF, problem.dropout.seed >> 32
     band = problem.visible if isinstance(problem.visible, Band) else Band(problem.offset)
     n["visible"] = ALL if problem.visible is None else BAND if band is problem.visible else INTERVALS
-    table = banded(band, problem.batch)
-    n["band"], n["band_field"], n["band_entry"] = table.ctypes.data, table.strides[0], 8
-    return record, table
+    n["entries"], numbers, arrays = numbers_of(band)
+    for name, number in zip(BAND_NUMBERS, numbers, strict=True):
+        n[name] = number
+    return record, arrays
 
 
 def set_sizes(n: Any, problem: Problem, sizes: Sizes) -> int:

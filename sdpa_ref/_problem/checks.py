@@ -167,7 +167,7 @@ def one_kind(arrays: dict[str, Array]) -> None:
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list[Array]) -> None:
     """Raise the error of an `out` that cannot receive the result."""
     module = module_of(kind(used[0]))
-    if not isinstance(out, module.ndarray) or isinstance(out, np.ma.MaskedArray):
+    if type(out) is not module.ndarray and (not isinstance(out, module.ndarray) or isinstance(out, np.ma.MaskedArray)):
         raise TypeError(f"out must be a {module.__name__} array, got {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
@@ -175,8 +175,9 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list
         raise ValueError("out must be writeable, got a read-only array")
     if out.size and not out.flags.c_contiguous and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
+    whose = kind(out)
     for array in used:
-        if kind(array) == kind(out) and _overlap(_addresses(out), _addresses(array)):
+        if array is out or (kind(array) == whose and _overlap(_addresses(out), _addresses(array))):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
 
 

@@ -3,7 +3,7 @@
 import itertools
 import operator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
@@ -216,6 +216,10 @@ class All(_Operator):
         return " & ".join(f"({p!r})" if isinstance(p, AnyOf) else repr(p) for p in self.parts)
 
     def _band(self) -> Band | None:
+        return self._intersection
+
+    @cached_property
+    def _intersection(self) -> Band | None:
         band: Band | None = self.parts[0]._band()
         for part in self.parts[1:]:
             own = part._band()
@@ -281,8 +285,13 @@ class BooleanArray(Mask):
         """What makes two of these equal: the identity of an array that may change."""
         return id(self.array)
 
+    @property
+    def per_row(self) -> bool:
+        """Whether it has rows of its own for each query."""
+        return bool(self.array.ndim > 1 and self.array.shape[-2] != 1)
+
     def _rows(self, grid: Grid) -> Rows | None:
-        if self.array.ndim < 1 or (self.array.ndim > 1 and self.array.shape[-2] != 1) or grid.S == 0:
+        if self.array.ndim < 1 or self.per_row or grid.S == 0:
             return None
         if kind(self.array) == "cupy":  # to look into it is to wait for the device
             return None
@@ -299,8 +308,7 @@ class BooleanArray(Mask):
         return [(start[..., None], stop[..., None])]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        per_row = self.array.ndim > 1 and self.array.shape[-2] != 1
-        return self.array[..., i0:i1, :] if per_row else self.array
+        return self.array[..., i0:i1, :] if self.per_row else self.array
 
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         check_broadcast("mask", self.array.shape, batch, heads, L, S)

@@ -41,9 +41,16 @@ def fits(name: str, n: Any, batch: tuple[int, ...], size: int, axis: str) -> Non
         if n > size:
             raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n}")
         return
-    broadcasts(f"{name} (one a batch entry)", n.shape, batch)
-    if n.size and n.max() > size:
+    if n.shape != batch:
+        broadcasts(f"{name} (one a batch entry)", n.shape, batch)
+    if n.size and extremes(n)[1] > size:
         raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n.max()}")
+
+
+def extremes(array: Any) -> tuple[int, int]:
+    """Return the least and the largest integer of an array; of few Python finds them sooner than NumPy."""
+    numbers = array.ravel().tolist() if array.size < 100 else (array.min(), array.max())
+    return min(numbers), max(numbers)
 
 
 def last_axis(name: str, array: Any, batch: tuple[int, ...], size: int, axis: str) -> None:
@@ -76,7 +83,7 @@ def lengths(name: str, value: Any, axes: int = 0) -> Any:
             raise ValueError(f"mask: {name} must not be negative, got {value}")
         return value
     array = integers(name, value, axes)
-    if array.size and array.min() < 0:
+    if array.size and extremes(array)[0] < 0:
         raise ValueError(f"mask: {name} must not be negative, got {array.min()}")
     return array if array.ndim else int(array)
 

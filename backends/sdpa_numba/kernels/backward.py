@@ -16,7 +16,7 @@ from . import pullback
 from .backward_tiles import Tile, tile_placer
 from .pack import transposing, value_packer
 from .pullback import Block
-from .record import OPTIONS, SHAPE
+from .record import BAND_NUMBERS, OPTIONS, SHAPE
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .views import batch, data, stride
 
@@ -51,6 +51,7 @@ BACKWARD = np.dtype(
     [(name, np.int64) for name in (
         *Arrays._fields,
         *OPTIONS,
+        *BAND_NUMBERS,
         *SHAPE,
         "fold", "units", "regular", "tiles", "strip",  # as in the record of the forward kernels
         "width",  # rows of a tile

@@ -19,7 +19,7 @@ from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, st
 
 from .elementary import elementary
 from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
-from .finish import finish, lse_of
+from .finish import finisher, lse_of
 from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
 from .stored import HEAD_BYTES, place_head
@@ -40,7 +40,7 @@ def output(dtype, sizes):
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     load_one, store_narrow, out_size = loader(acc, acc), storer(dtype), itemsize(dtype)
-    exp = elementary(acc, lanes).exp
+    exp, finish = elementary(acc, lanes).exp, finisher(acc)
 
     @part
     def write_row(p, a, b, rows, r, m, z, sums):

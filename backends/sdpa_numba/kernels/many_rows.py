@@ -76,8 +76,10 @@ def packing(dtype, sizes, stored):
         key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
         if whole < count:
             pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
-        value_row, value_column = stride(a.value, 2), stride(a.value, 1)
-        value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
+        value = value_row = value_column = 0
+        if a.value:
+            value_row, value_column = stride(a.value, 2), stride(a.value, 1)
+            value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
         return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, 0)
 
     return Packing(pack_stored or pack_block, packed_block, block_in_place)

@@ -12,7 +12,7 @@ from sdpa_numba.compile.parts import linked, part
 from sdpa_numba.runtime.call import ARGUMENTS, HELPERS, MEMORY
 from sdpa_numba.vector.simd import allocate, load_int64, record_reader, storer, tuple_reader
 
-from .views import size
+from .views import batch, size
 
 SMALL = 2**19  # multiplications that take less time than to share them
 STRIP = 8  # tiles, at most, that share a pass over the keys
@@ -101,15 +101,18 @@ class Source(NamedTuple):
 
 OPTIONS = (
     "visible",  # how the visible keys are known
-    "band", "band_field", "band_entry",  # address of the numbers, bytes between them, and between batch entries
+    "entries",  # which of the band's numbers differ between batch entries, a bit for each
     "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
 )  # fmt: skip
+BAND_NUMBERS = tuple(
+    f"band_{name}" for name in Bounds._fields
+)  # or the addresses of arrays that broadcast to the batch
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
 _ALWAYS = ("query", "key", "value", "out", "sizes")  # what every call writes; `scale` follows
 _RARELY = (
     *Arrays._fields[4:],
     *OPTIONS,
-    *(f"band_{name}" for name in Bounds._fields),  # the numbers, where all entries share them
+    *BAND_NUMBERS,
     "stored",  # address of two `Source`, of key and value, for the kernels of stored keys
 )
 _SETTLED = (
@@ -129,7 +132,6 @@ SOURCE = np.dtype([(name, np.int64) for name in Source._fields])
 SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:])])
 
 SOURCE_BYTES, LENGTH, WIDTH = SOURCE.itemsize, SOURCE.fields["length"][1], SOURCE.fields["width"][1]  # type: ignore[index]
-BAND_AT = FORWARD.fields["band_offset"][1]  # type: ignore[index]
 
 read_record, read_arrays, read_sizes = record_reader(FORWARD), tuple_reader(Arrays, FORWARD), record_reader(SIZES)
 read_source = tuple_reader(Source, SOURCE)
@@ -137,10 +139,8 @@ _store = storer("int64")
 
 
 @part
-def shape_up(p, record):
-    """Fill in the sizes of the problem, and where the band's numbers are if they lie in the record itself."""
-    if p.band == 0:
-        p.band, p.band_field = record + BAND_AT, 8
+def shape_up(p):
+    """Fill in the sizes of the problem."""
     p.B = 1
     for axis in range(size(p.query, 0), 3, -1):
         p.B *= size(p.query, axis)
@@ -174,7 +174,7 @@ def settle_few_rows(call: int) -> None:
     """Settle how the kernel for few rows works: a task is a chunk of keys of a key head."""
     p = read_record(call + ARGUMENTS)
     s = read_sizes(p.sizes)
-    shape_up(p, call + ARGUMENTS)
+    shape_up(p)
     chunks = max(np.int64(1), (p.S + s.chunk - 1) // s.chunk)
     tasks = p.B * p.Hkv * chunks
     share(call, p, tasks, tasks * p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes if chunks > 1 else np.int64(0))
@@ -185,7 +185,7 @@ def settle_many_rows(call: int) -> None:
     """Settle how the kernel for many rows works: a task is a block of keys to pack, or a strip of tiles."""
     p = read_record(call + ARGUMENTS)
     s = read_sizes(p.sizes)
-    shape_up(p, call + ARGUMENTS)
+    shape_up(p)
     lanes, blocks = s.lanes * s.tile_vectors, (p.S + s.block - 1) // s.block
     p.fold = p.group if lanes > p.L and p.group else 1
     p.units, p.tiles = p.B * (p.Hq // p.fold), (p.fold * p.L + lanes - 1) // lanes
@@ -200,13 +200,19 @@ def settle_many_rows(call: int) -> None:
 
 
 @part
-def bounds_of(p, b):
+def _own(p, place, number, query, b):
+    """Return the number at this place of a band, or a batch entry's own where it is an array."""
+    return load_int64(batch(number, 0, query, b)) if p.entries >> place & 1 else number
+
+
+@part
+def bounds_of(p, query, b):
     """Return the band's numbers for a batch entry."""
-    at, step = p.band + b * p.band_entry, p.band_field
     return Bounds(
-        load_int64(at), load_int64(at + step), load_int64(at + 2 * step), load_int64(at + 3 * step),
-        load_int64(at + 4 * step), load_int64(at + 5 * step), load_int64(at + 6 * step), load_int64(at + 7 * step),
-        load_int64(at + 8 * step), load_int64(at + 9 * step),
+        _own(p, 0, p.band_offset, query, b), _own(p, 1, p.band_start, query, b), _own(p, 2, p.band_stop, query, b),
+        _own(p, 3, p.band_left, query, b), _own(p, 4, p.band_right, query, b), _own(p, 5, p.band_floor, query, b),
+        _own(p, 6, p.band_chunk, query, b), _own(p, 7, p.band_first, query, b), _own(p, 8, p.band_reach, query, b),
+        _own(p, 9, p.band_rows, query, b),
     )  # fmt: skip
 
 

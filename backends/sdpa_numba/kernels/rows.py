@@ -60,7 +60,7 @@ def look(array, b, i, query):
 def place(rows, n, b, head, first, last, p, a):
     """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
     h, i = head + first // p.L, first % p.L
-    band = bounds_of(p, b if p.band else 0) if p.visible == BAND or a.slopes else NO_BOUNDS
+    band = bounds_of(p, a.query, b) if p.visible == BAND or a.slopes else NO_BOUNDS
     for r in range(n):
         prefix, start, stop = np.int64(0), np.int64(0), p.S
         if p.visible == BAND:

@@ -12,6 +12,7 @@ import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import load_int32, load_int64, loader, nibble_loader, record_reader, splatter, storer
+from sdpa_numba.vector.unrolled import byte_transposer
 
 from .pack import transposing, value_packer
 from .record import read_source
@@ -124,16 +125,9 @@ def served(f, page, slot):
 
 
 @cache
-def decoder(code, acc, lanes):
-    """Return ``decode(h, page, slot, count, target, row)`` for numbers stored as `code`."""
-    size, number, nibble = itemsize(acc), np.dtype(acc).type, code == "nibble"
-    bytes_of = 1 if nibble else itemsize(code)
-    load = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes)
-    load_byte, load_exact = loader("uint8", "float64"), loader("uint8" if nibble else code, "float64")
-    store, splat = storer(acc), splatter(acc, lanes)
+def factor_loader(acc):
+    """Return ``load_factor(code, at)``, whatever its type."""
     half, brain, single, double = (loader(name, acc) for name in CODES[:4])
-    load_double = loader("float64", "float64")
-    unrounded = 3 if acc == "float32" else -1  # factors of more digits, which are rounded with what they make
 
     @part
     def load_factor(code, at):
@@ -143,6 +137,20 @@ def decoder(code, acc, lanes):
         if code == 2:
             return single(at)
         return brain(at) if code == 1 else double(at)
+
+    return load_factor
+
+
+@cache
+def decoder(code, acc, lanes):
+    """Return ``decode(h, page, slot, count, target, row)`` for numbers stored as `code`."""
+    size, number, nibble = itemsize(acc), np.dtype(acc).type, code == "nibble"
+    bytes_of = 1 if nibble else itemsize(code)
+    load = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes)
+    load_byte, load_exact = loader("uint8", "float64"), loader("uint8" if nibble else code, "float64")
+    store, splat = storer(acc), splatter(acc, lanes)
+    load_factor, load_double = factor_loader(acc), loader("float64", "float64")
+    unrounded = 3 if acc == "float32" else -1  # factors of more digits, which are rounded with what they make
 
     @part
     def exact_factor(code, at):
@@ -218,6 +226,45 @@ def decoder(code, acc, lanes):
     return decode
 
 
+@cache
+def code_packer(code, acc, panel):
+    """Return ``pack_codes(h, page, slot, count, target)`` for codes of a byte or two in a byte."""
+    size, number = itemsize(acc), np.dtype(acc).type
+    numbers = 16 if code == "nibble" else 8  # that a step takes from each row
+    plain, shifted = (byte_transposer(code, acc, panel, offset) for offset in (False, True))
+    load_factor, store = factor_loader(acc), storer(acc)
+
+    @part
+    def place_factors(f, page, slot, count, e, target):
+        """Write what serves number e of each key of a panel; keys that are missing repeat the last one."""
+        for x in range(panel):
+            at = served(f, page, slot + min(x, count - 1)) + e // f.run * f.across
+            store(target + x * size, load_factor(f.code, at) if f.first else number(1))
+
+    @part
+    def pack_codes(h, page, slot, count, target):
+        """Pack up to a panel of keys of a page, whose width is a multiple of a step's."""
+        scales, offsets = h.room, h.room + panel * size
+        first, zero = h.first + page * h.leap + slot * h.down, number(h.zero)
+        next_scale, next_offset, shift = np.int64(0), np.int64(0), h.offset.first != 0
+        scale_run, offset_run, down = h.scale.run, h.offset.run, h.down
+        for e in range(0, h.width, numbers):
+            if e >= next_scale:
+                place_factors(h.scale, page, slot, count, e, scales)
+                next_scale = e - e % scale_run + scale_run
+            if shift and e >= next_offset:
+                place_factors(h.offset, page, slot, count, e, offsets)
+                next_offset = e - e % offset_run + offset_run
+            to = target + e * panel * size
+            if shift:
+                shifted(first, down, count - 1, zero, scales, offsets, to, panel * size)
+            else:
+                plain(first, down, count - 1, zero, scales, offsets, to, panel * size)
+            first += 8
+
+    return pack_codes
+
+
 class Reader(NamedTuple):
     """What reads stored keys: as rows of numbers, or packed as a panel."""
 
@@ -232,6 +279,36 @@ def reader(dtype, sizes):
     half, brain, single, double, signed, unsigned, e4m3, e5m2, nibbles = (decoder(code, acc, panel) for code in CODES)
     pack_direct, _ = transposing(dtype, acc, acc, panel, ahead=True)
     pack_decoded, _ = transposing(acc, acc, acc, panel)
+    packers = (code_packer(code, acc, panel) for code in CODES[4:])
+    pack_signed, pack_unsigned, pack_e4m3, pack_e5m2, pack_nibbles = packers
+    unrounded = 3 if acc == "float32" else -1
+
+    @part
+    def steps(f, numbers, width):
+        """Return whether each step of so many numbers has one factor, if any."""
+        return f.first == 0 or (f.code != unrounded and (f.run % numbers == 0 or f.run >= width))
+
+    @part
+    def by_codes(h):
+        """Return whether panels can be made of codes: they lie close, and steps of numbers share a factor."""
+        numbers, width = 16 if h.code == 8 else 8, h.width
+        close = h.code >= 4 and h.across == 1 and width % numbers == 0
+        return close and steps(h.scale, numbers, width) and steps(h.offset, numbers, width)
+
+    @part
+    def pack_codes(h, page, slot, count, target):
+        """Pack up to a panel of keys of a page, whatever the type of the codes."""
+        code = h.code
+        if code == 4:
+            pack_signed(h, page, slot, count, target)
+        elif code == 5:
+            pack_unsigned(h, page, slot, count, target)
+        elif code == 8:
+            pack_nibbles(h, page, slot, count, target)
+        elif code == 6:
+            pack_e4m3(h, page, slot, count, target)
+        else:
+            pack_e5m2(h, page, slot, count, target)
 
     @part
     def decode(h, page, slot, count, target, row):
@@ -271,11 +348,14 @@ def reader(dtype, sizes):
     def pack_panel(h, j, count, target):
         """Pack up to a panel of keys from j on: ``[E][panel]``."""
         width = h.width
-        if h.direct:
-            page, slot = page_at(h, j)
-            if slot + count <= h.page:
+        page, slot = page_at(h, j)
+        if slot + count <= h.page:
+            if h.direct:
                 first = h.first + page * h.leap + slot * h.down
                 pack_direct(first, h.down, h.across, count, width, target, panel * size)
+                return
+            if by_codes(h):
+                pack_codes(h, page, slot, count, target)
                 return
         read_rows(h, j, count, h.room, width * size)
         pack_decoded(h.room, width * size, size, count, width, target, panel * size)

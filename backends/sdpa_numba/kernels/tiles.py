@@ -15,7 +15,7 @@ from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, sp
 from sdpa_numba.vector.unrolled import tiler
 
 from . import scores
-from .finish import finish, lse_of
+from .finish import finisher, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
 from .softmax import softmax
@@ -221,6 +221,7 @@ def rows_writer(dtype, sizes):
     number, size = np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, one, load, store = lanes * size, number(1), loader(acc, acc, lanes), storer(acc)
     splat, load_one, store_narrow = splatter(acc, lanes), loader(acc, acc), storer(dtype)
+    finish = finisher(acc)
     _, turn_out = transposing(acc, dtype, acc, lanes)
 
     @part
