@@ -6,7 +6,7 @@ import numpy as np
 
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array, as_array, host_array, kind
-from sdpa_ref.masks import Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
+from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
 from sdpa_ref.stored.geometry import Geometry, Parts
 from sdpa_ref.stored.rows import Index, Number, Rows, settled
 
@@ -125,14 +125,17 @@ class Cache(Rows):
         """Which slots a query may attend to: `Causal`, the window, and `KeyLengths` where the key does not carry it."""
         if self._mask is None:
             rules = (*self._rules, *self._length_rule())
-            mask = rules[0]
-            for rule in rules[1:]:
-                mask = mask & rule
-            self._mask = mask
+            self._mask = All(rules) if len(rules) > 1 else rules[0]
         return self._mask
 
     def _length_rule(self) -> tuple[Mask, ...]:
-        return (KeyLengths(self._over_batch(self._used)),)
+        lengths = self._over_batch(self._used)
+        if type(lengths) is int:
+            return (KeyLengths(lengths),)
+        rule = object.__new__(KeyLengths)  # what it would check is known, and nobody writes to these
+        lengths.setflags(write=False)
+        rule.__dict__["n"] = lengths
+        return (rule,)
 
     def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
         """Add tokens behind those that there are; keys and values are copied.

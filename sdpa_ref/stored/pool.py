@@ -197,8 +197,9 @@ class PagedCache(Cache):
 
     def _make_views(self) -> tuple[Any, Any]:
         self._check_open()
-        lengths = self._of_rows(self._used).reshape(self.batch).copy()
-        table = self._table.reshape(*self.batch, -1) if self._table.size else self._table.reshape(*self.batch, 0)
+        lengths = self._of_rows(self._used).reshape(self.batch)
+        table = np.maximum(self._table, 0)  # what is not used names a page too: such tables are checked quickly
+        table = table.reshape(*self.batch, table.shape[1])
         table.setflags(write=False)
         lengths.setflags(write=False)
         self._lease = [True]

@@ -175,7 +175,7 @@ def test_a_center_takes_the_constant_part():
 @each
 @given(st.integers(0, 2**32), st.sampled_from(["normal", "outlier channel", "zeros", "equal magnitudes"]))
 def test_attention_errs_within_the_bound(recipe, seed, kind):
-    """The bound of quantised keys and values: docs/decisions/0013-stored-keys.md."""
+    """The bound is derived in docs/decisions/0013-stored-keys.md."""
     q = np.random.default_rng(seed).standard_normal((2, 4, 16))
     k, v = hard_numbers(seed, np.float32, kind), hard_numbers(seed + 1, np.float32, kind)
     k2, v2 = recipe.encode(k).dense(), recipe.encode(v).dense()

@@ -1,4 +1,4 @@
-"""The traps of other libraries' caches, one test each, by the numbers of docs/decisions/0013-stored-keys.md."""
+"""The traps of other libraries' caches, a test each. Each was a public bug report somewhere."""
 
 import numpy as np
 import pytest
