@@ -1,5 +1,6 @@
 """Pages that several caches share: counted references, and a copy on the first write of a shared page."""
 
+import sys
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -182,7 +183,7 @@ class PagedCache(Cache):
             self._pool._given_back(self._table[self._table >= 0])
 
     def __del__(self) -> None:
-        if "_closed" in self.__dict__:
+        if "_closed" in self.__dict__ and not sys.is_finalizing():
             self.close()
 
     def _check_open(self) -> None:

@@ -481,6 +481,16 @@ def test_errors_of_calls_change_nothing(what, page):
         assert_same_bits(after[name], array)
 
 
+@pytest.mark.parametrize("page", [None, 4])
+def test_any_byte_order_and_strides_are_taken(page):
+    cache, plain = (sr.PagePool(10, 2, 4, 8).cache(2) if page else sr.KVCache(2, 2, 8) for _ in range(2))
+    x = RNG.standard_normal((2, 2, 3, 8)).astype(np.float32)
+    plain.append(x, x)
+    cache.append(x.astype(">f4"), x[::-1, ::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1, ::-1])
+    for name, array in plain.state_dict().items():
+        assert_same_bits(cache.state_dict()[name], array)
+
+
 def test_numbers_that_cannot_be_coded_change_nothing():
     cache = sr.KVCache(2, 2, 8, store=sr.Int8())
     cache.append(X, X)

@@ -278,3 +278,19 @@ def test_recipes_are_values():
         assert not twin.center.flags.writeable
     assert repr(recipe) == "Int8(group=4, center=array(2, 4))"
     assert repr(Float8()) == "Float8(format='e4m3fn')"
+
+
+@each
+@pytest.mark.parametrize("layout", ["HLE", "LHE"])
+def test_many_tokens_are_coded_as_few_are(recipe, layout):
+    center = np.linspace(-1, 1, 48).reshape(3, 16)
+    recipe = type(recipe)(**{**recipe.__getstate__(), "center": center})
+    x = RNG.standard_normal((2, 3, 3000, 16) if layout == "HLE" else (2, 3000, 3, 16)).astype(np.float32)
+    whole, axis = recipe.encode(x, layout), 2 if layout == "HLE" else 1
+    for t in (0, 1, 1500, 2999):
+        alone = recipe.encode(x.take([t], axis), layout)
+        assert (alone.codes == whole.codes.take([t], axis)).all()
+        assert (alone.scale == whole.scale.take([t], axis)).all()
+    x[-1, -1, -1, -1] = np.inf
+    with pytest.raises(ValueError, match="must be finite"):
+        recipe.encode(x, layout)
