@@ -6,7 +6,7 @@ import numpy as np
 
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array, as_array, host_array, kind
-from sdpa_ref.masks import Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
+from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
 from sdpa_ref.stored.geometry import Geometry, Parts
 from sdpa_ref.stored.rows import Index, Number, Rows, settled
 
@@ -125,14 +125,17 @@ class Cache(Rows):
         """Which slots a query may attend to: `Causal`, the window, and `KeyLengths` where the key does not carry it."""
         if self._mask is None:
             rules = (*self._rules, *self._length_rule())
-            mask = rules[0]
-            for rule in rules[1:]:
-                mask = mask & rule
-            self._mask = mask
+            self._mask = All(rules) if len(rules) > 1 else rules[0]
         return self._mask
 
     def _length_rule(self) -> tuple[Mask, ...]:
-        return (KeyLengths(self._over_batch(self._used)),)
+        lengths = self._over_batch(self._used)
+        if type(lengths) is int:
+            return (KeyLengths(lengths),)
+        rule = object.__new__(KeyLengths)  # what it would check is known, and nobody writes to these
+        lengths.setflags(write=False)
+        rule.__dict__["n"] = lengths
+        return (rule,)
 
     def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
         """Add tokens behind those that there are; keys and values are copied.
@@ -231,6 +234,12 @@ class Cache(Rows):
         """Return keys or values to be added."""
         geometry = self._geometry
         array = given if type(given) is np.ndarray else as_array(name, given)
+        recipe = geometry.store[name == "value"]
+        if array.dtype is not geometry.dtype:
+            if recipe is not None:
+                recipe._check_type(name, array)
+            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
+                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         shape = array.shape
         T = shape[-2 if self._hle else -3] if len(shape) > 2 else 0
         wanted = (*self._axes, T, width) if self._hle else (*self.batch, T, geometry.heads, width)
@@ -240,12 +249,6 @@ class Cache(Rows):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        recipe = geometry.store[name == "value"]
-        if array.dtype is not geometry.dtype:
-            if recipe is not None:
-                recipe._check_type(name, array)
-            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
-                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         if geometry.kind != kind(array):
             raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
         return array
@@ -303,7 +306,9 @@ class Cache(Rows):
         elif L > (self._reached() if self._reach is None else self._reach):
             self._check_reach(np.full(self._B, L))
         key, value = self._views or self._view()
-        places = self.positions
+        places = None
+        if self._fixed != self.first or mask is not None or options.get("bias") is not None:
+            places = self.positions  # else the rules of the cache say the same of slots, which is a quicker call
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )

@@ -268,9 +268,11 @@ class KVCache(Cache):
             Entries are missing, damaged, or not as expected; the message lists all that differs.
         """
         file = files.Entries(entries, cls.__name__, like)
-        file.check(file.arguments(), expected)
-        cache = cls(**file.arguments(), like=like)
-        cache._fill(*file.tokens(cache._geometry, cache.first))
+        arguments = file.arguments()
+        file.check(arguments, expected)
+        tokens = file.tokens(file.geometry(), arguments["first"])
+        cache = cls(**arguments, like=like)
+        cache._fill(*tokens)
         return cache
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -1,5 +1,6 @@
 """Pages that several caches share: counted references, and a copy on the first write of a shared page."""
 
+import sys
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -119,8 +120,9 @@ class PagePool:
         file = files.Entries(entries, PagedCache.__name__, self._arrays[0])
         got = file.arguments() | {"page": file.told.get("page")}
         file.check(got, expected | self._geometry.described() | {"page": self.page})
+        tokens = file.tokens(self._geometry, got["first"])
         cache = self.cache(got["batch"], window=got["window"], first=got["first"], slack=got["slack"])
-        cache._fill(*file.tokens(self._geometry, cache.first))
+        cache._fill(*tokens)
         return cache
 
     def load(self, path: str | PathLike[str], **expected: Any) -> "PagedCache":
@@ -181,7 +183,7 @@ class PagedCache(Cache):
             self._pool._given_back(self._table[self._table >= 0])
 
     def __del__(self) -> None:
-        if "_closed" in self.__dict__:
+        if "_closed" in self.__dict__ and not sys.is_finalizing():
             self.close()
 
     def _check_open(self) -> None:
@@ -196,8 +198,9 @@ class PagedCache(Cache):
 
     def _make_views(self) -> tuple[Any, Any]:
         self._check_open()
-        lengths = self._of_rows(self._used).reshape(self.batch).copy()
-        table = self._table.reshape(*self.batch, -1) if self._table.size else self._table.reshape(*self.batch, 0)
+        lengths = self._of_rows(self._used).reshape(self.batch)
+        table = np.maximum(self._table, 0)  # what is not used names a page too: such tables are checked quickly
+        table = table.reshape(*self.batch, table.shape[1])
         table.setflags(write=False)
         lengths.setflags(write=False)
         self._lease = [True]

@@ -143,5 +143,6 @@ class CachesOnNumba(Caches):
 
 TestCaches = Caches.TestCase
 TestCachesOnNumba = CachesOnNumba.TestCase
-TestCaches.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-TestCachesOnNumba.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+MANY = settings.default.max_examples
+TestCaches.settings = settings(max_examples=2 * MANY, stateful_step_count=25, deadline=None)
+TestCachesOnNumba.settings = settings(max_examples=MANY, stateful_step_count=25, deadline=None)
