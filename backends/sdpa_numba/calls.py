@@ -21,7 +21,7 @@ _WRITTEN = FORWARD.fields["B"][1]  # type: ignore[index]  # bytes of the record 
 _PLAIN = struct.Struct(f"{HEADER}5qd{FORWARD.itemsize - 48}x")
 _FULL = struct.Struct(f"{HEADER}5qd{(_WRITTEN - 64) // 8}q2d{FORWARD.itemsize - _WRITTEN}x")
 _SEEN, _BAND = (FORWARD.fields[name][1] for name in ("visible", "band_offset"))  # type: ignore[index]
-_BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}xq{_BAND - _SEEN - 8}x10q{FORWARD.itemsize - _BAND - 80}x")
+_BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}x2q{_BAND - _SEEN - 16}x10q{FORWARD.itemsize - _BAND - 80}x")
 _NO_BAND: Any = (0,) * len(Band._fields)
 
 
@@ -37,8 +37,9 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     if bare and score_mod is None and dropout is None and only_output:
         if visible is None:
             return _solve_short(problem, _PLAIN)
-        if type(visible) is Band and {*map(type, visible)} == _INTEGERS:
-            return _solve_short(problem, _BANDED, BAND, *visible)
+        if type(visible) is Band:
+            entries, place, arrays = numbers_of(visible)
+            return _solve_short(problem, _BANDED, BAND, entries, *place)  # it reads the arrays until it is done
     few = score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     changes = keep is not None or bias is not None or slopes is not None or softcap is not None

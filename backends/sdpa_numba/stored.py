@@ -9,8 +9,8 @@ import numpy as np
 from sdpa_ref.backend import Problem
 from sdpa_ref.storage import Stored
 
+from .kernels.codes import CODES
 from .kernels.record import Source
-from .kernels.stored import CODES
 
 NIBBLE = CODES.index("nibble")
 _SOURCE = struct.Struct(f"{len(Source._fields)}q")

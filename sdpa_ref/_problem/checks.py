@@ -175,9 +175,8 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list
         raise ValueError("out must be writeable, got a read-only array")
     if out.size and not out.flags.c_contiguous and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
-    whose = kind(out)
     for array in used:
-        if array is out or (kind(array) == whose and _overlap(_addresses(out), _addresses(array))):
+        if _overlap(out, array):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
 
 
@@ -192,6 +191,11 @@ def _overlaps_itself(array: Array) -> bool:
 
 
 def _overlap(a: Array, b: Array) -> bool:
+    """Return whether two arrays share memory, or may do so as far as a short search tells."""
+    if type(a) is not np.ndarray or type(b) is not np.ndarray:
+        if kind(a) != kind(b):
+            return False
+        a, b = _addresses(a), _addresses(b)
     try:
         return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

@@ -31,7 +31,7 @@ def broadcastable(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def broadcasts(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
     """Raise a ValueError unless the shape broadcasts to the batch axes."""
-    if not broadcastable(shape, batch):
+    if shape != batch and not broadcastable(shape, batch):
         raise ValueError(f"mask: {name} must broadcast to {batch}, got {shape}")
 
 
@@ -41,8 +41,7 @@ def fits(name: str, n: Any, batch: tuple[int, ...], size: int, axis: str) -> Non
         if n > size:
             raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n}")
         return
-    if n.shape != batch:
-        broadcasts(f"{name} (one a batch entry)", n.shape, batch)
+    broadcasts(f"{name} (one a batch entry)", n.shape, batch)
     if n.size and extremes(n)[1] > size:
         raise ValueError(f"mask: {name} must be in [0, {axis}] = [0, {size}], got {n.max()}")
 

@@ -1,5 +1,6 @@
 """Masks of documents that share a row, and of trees: their rules need numbers for each row or key."""
 
+import itertools
 import math
 from typing import Any
 
@@ -45,28 +46,20 @@ class Segments(Mask):
         )
 
     def _rows(self, grid: Grid) -> Rows | None:
-        if self.k_ids is self.q_ids and self.q_ids.ndim == 1 and grid.S:
-            return _runs(self.q_ids)
-        lead = np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1])
-        entries = math.prod(lead)
-        if entries == 0 or grid.S == 0:
+        lead = self._axes()[0]
+        if math.prod(lead) == 0 or grid.S == 0:
             return []
-        ids = [np.broadcast_to(x, (*lead, x.shape[-1])).reshape(entries, -1) for x in (self.q_ids, self.k_ids)]
-        names, numbers = np.unique(np.concatenate(ids, 1), return_inverse=True)
-        numbers = numbers.reshape(entries, -1) + np.arange(entries)[:, None] * len(
-            names
-        )  # one name in two entries: two
-        queries, keys = numbers[:, : grid.L], numbers[:, grid.L :].ravel()
-        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])  # where the runs of equal ids begin
-        order = np.argsort(keys[first], kind="stable")
-        sorted_names = keys[first][order]
-        if (sorted_names[1:] == sorted_names[:-1]).any():
-            return None  # some segment lies in several pieces
-        run = np.minimum(np.searchsorted(sorted_names, queries), len(first) - 1)
-        found, origin = sorted_names[run] == queries, np.arange(entries)[:, None] * grid.S
-        start = np.where(found, first[order][run] - origin, 0)
-        stop = np.where(found, np.r_[first[1:], keys.size][order][run] - origin, 0)
-        return [(start.reshape(*lead, grid.L), stop.reshape(*lead, grid.L))]
+        pieces: list[tuple[int, int]] = []
+        for queries, keys in zip(_listed(self.q_ids, lead), _listed(self.k_ids, lead), strict=True):
+            runs, start = {}, 0
+            for name, run in itertools.groupby(keys):
+                if name in runs:
+                    return None  # a segment lies in several pieces
+                runs[name] = start, start + len([*run])
+                start = runs[name][1]
+            pieces += [runs.get(name, (0, 0)) for name in queries]
+        bounds = np.array(pieces, np.int64).reshape(*lead, grid.L, 2)
+        return [(bounds[..., 0], bounds[..., 1])]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
@@ -79,15 +72,11 @@ class Segments(Mask):
         return np.broadcast_shapes(self.q_ids.shape[:-1], self.k_ids.shape[:-1]), 1
 
 
-def _runs(ids: Bound) -> Rows | None:
-    """Return for each place the run of equal ids that it lies in, None where an id has several runs."""
-    edges = np.flatnonzero(ids[1:] != ids[:-1]) + 1
-    bounds = np.concatenate([[0], edges, [ids.size]])
-    names = np.sort(ids[bounds[:-1]])
-    if (names[1:] == names[:-1]).any():
-        return None
-    sizes = bounds[1:] - bounds[:-1]
-    return [(bounds[:-1].repeat(sizes), bounds[1:].repeat(sizes))]
+def _listed(ids: Bound, lead: tuple[int, ...]) -> list[list[int]]:
+    """Return the ids of each batch entry."""
+    all_ids = ids if ids.shape[:-1] == lead else np.broadcast_to(ids, (*lead, ids.shape[-1]))
+    rows: list[list[int]] = all_ids.reshape(math.prod(lead), ids.shape[-1]).tolist()
+    return rows
 
 
 @rule

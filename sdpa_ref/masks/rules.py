@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from sdpa_ref.arrays import as_array
 from sdpa_ref.masks.algebra import Mask, rule
 from sdpa_ref.masks.band import FAR, Band
-from sdpa_ref.masks.checks import broadcasts, count, fits, lengths, put
+from sdpa_ref.masks.checks import broadcasts, count, extremes, fits, lengths, put
 from sdpa_ref.masks.grid import Grid
 
 __all__ = [
@@ -90,8 +91,14 @@ class _PerEntry(Mask):
     def __post_init__(self) -> None:
         put(self, "n", lengths(type(self).__name__, self.n))
 
+    @cached_property
+    def _largest(self) -> int:
+        return extremes(self.n)[1] if np.size(self.n) else 0
+
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
-        fits(type(self).__name__, self.n, batch, S if self.of == "S" else L, self.of)
+        size = S if self.of == "S" else L
+        if type(self.n) is int or self.n.shape != batch or self._largest > size:
+            fits(type(self).__name__, self.n, batch, size, self.of)
 
     def _axes(self) -> tuple[tuple[int, ...], int]:
         return np.shape(self.n), 1

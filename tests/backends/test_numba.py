@@ -84,11 +84,12 @@ def test_nothing_outside_of_the_arrays_is_touched(dtype):
     assert done.stdout.strip() == "no fault", done.stderr
 
 
-@pytest.mark.parametrize("L", [1, 2, 9, 48, 150])
+@pytest.mark.parametrize("L", [1, 2, 9, 32, 48, 150])
 @pytest.mark.parametrize("S", [7, 130, 1025, 2500])
-def test_a_row_has_the_same_bits_however_many_rows_there_are(L, S):
+@pytest.mark.parametrize("Ev", [33, 32])  # a value is read where it lies only if it fills tiles
+def test_a_row_has_the_same_bits_however_many_rows_there_are(L, S, Ev):
     rng = np.random.default_rng(S)
-    q, k, v = draw(rng, 2, 4, L, 20), draw(rng, 2, 2, S, 20), draw(rng, 2, 2, S, 33)
+    q, k, v = draw(rng, 2, 4, L, 20), draw(rng, 2, 2, S, 20), draw(rng, 2, 2, S, Ev)
     whole = sdpa_ref.sdpa_state(q, k, v, mask=Causal(), query_offset="end", backend="numba")
     for b, h, i in {(0, 0, 0), (1, 3, L - 1), (1, 1, L // 2)}:
         alone = sdpa_ref.sdpa_state(

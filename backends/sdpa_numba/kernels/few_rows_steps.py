@@ -10,9 +10,10 @@ from sdpa_numba.vector.simd import any_lane, fma, lane, loader, ramp, select, sp
 from sdpa_numba.vector.unrolled import tiler
 
 from .elementary import elementary
+from .heads import page_at
 from .pack import transposing, value_packer
 from .rows import at, keeps, look
-from .stored import page_at, reader, rows_packer
+from .stored import reader, rows_packer
 from .views import data, stride
 
 PANELS = 4  # of keys at a time

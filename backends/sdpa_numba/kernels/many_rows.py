@@ -13,13 +13,16 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, release, splatter, storer
 
 from . import tiles
+from .heads import HEAD_BYTES, place_head
 from .pack import transposing, value_packer
 from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
-from .stored import HEAD_BYTES, place_head, reader, rows_packer
+from .stored import reader, rows_packer
 from .tiles import Block, Tile
 from .views import batch, stride
+
+IN_PLACE = 4  # tiles, at most, that read a block where it lies in less time than it takes to pack it
 
 
 class Packing(NamedTuple):
@@ -134,6 +137,12 @@ def states(dtype, sizes):
         return ((p.E + 2 * (p.Ev + -p.Ev % tile_rows) + 5) * size + 8 * FIELDS) * widest + 64
 
     @part
+    def first_row(p, index):
+        """Return a tile's first row; rows that would leave one vector to the last tile give it two."""
+        rows = index * widest
+        return rows - lanes if index == p.tiles - 1 and index and 0 < p.fold * p.L - rows <= lanes else rows
+
+    @part
     def tile_at(p, states, index, first):
         """Return the tile with this index of a strip that begins with the tile `first`."""
         width = p.Ev + -p.Ev % tile_rows
@@ -141,7 +150,7 @@ def states(dtype, sizes):
         state = states + (index - first) * tile_bytes(p)
         fresh = state + tile_bytes(p) - 64
         rows = rows_at(fresh - 8 * FIELDS * widest, widest)
-        count = min(widest, p.fold * p.L - index * widest)
+        count = min(first_row(p, index + 1), p.fold * p.L) - first_row(p, index)
         whole = 3 if p.S > chunk else 1
         sums = state + (5 + p.E) * step
         return Tile(
@@ -161,7 +170,7 @@ def states(dtype, sizes):
     @part
     def begin(p, a, b, head, tile, index):
         """Place the rows of a tile and clear its state."""
-        first = index * widest
+        first = first_row(p, index)
         place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_queries(p, a, b, tile)
         clear(tile, tile.m, tile.z)
@@ -210,7 +219,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
-        in_place = not stored and a.value != 0 and dtype == sizes.acc and p.strip == 1 and p.Ev % tile_rows == 0
+        in_place = not stored and a.value != 0 and dtype == sizes.acc and p.strip <= IN_PLACE and p.Ev % tile_rows == 0
         work_bytes = (lanes + 2) * widest * size
         room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
         whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)

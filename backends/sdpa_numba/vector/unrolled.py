@@ -67,12 +67,11 @@ def keep_rolled(builder, branch):
     branch.set_metadata("llvm.loop", loop)
 
 
-def byte_transposer(source, target, lanes, shifted):
+def byte_transposer(source, target, lanes):
     """Return ``transpose(a, a_row, a_last, zero, scale, offset, b, b_row)`` for codes of a byte, or two in a byte.
 
     `lanes` rows of eight bytes, of which row i lies at ``a + min(i, a_last) * a_row``, become the columns of rows of
-    `b`. Each is ``scale * (code - zero)``, and plus an offset where `shifted`, for which `scale` and `offset` have a
-    number for each row.
+    `b`. Each is ``scale * (code - zero) + offset``, for which `scale` and `offset` have a number for each row.
     """
     nibble = source == "nibble"
     order = {n: ir.Constant(ir.VectorType(I32, 16), [n + i // 2 + 16 * (i % 2) for i in range(16)]) for n in (0, 8)}
@@ -98,7 +97,7 @@ def byte_transposer(source, target, lanes, shifted):
                     rows.append(builder.shuffle_vector(fetch(builder, at, "uint8", 8), undefined, wide))
                 groups.append(columns_of(builder, rows))
             base, factor = splat_value(builder, zero, lanes), read(builder, scale, target, target, lanes)
-            shift = read(builder, offset, target, target, lanes) if shifted else None
+            shift = read(builder, offset, target, target, lanes)
             many, taken = min(8, lanes), 0
             for column in range(8):
                 half = ir.Constant(ir.VectorType(I32, many), [column % 2 * 8 + i for i in range(many)])
@@ -113,8 +112,7 @@ def byte_transposer(source, target, lanes, shifted):
                 else:
                     numbers = [widen(builder, stored, source, target)]
                 for x in numbers:
-                    x = builder.fmul(builder.fsub(x, base), factor)
-                    x = builder.fadd(x, shift) if shifted else x
+                    x = builder.fadd(builder.fmul(builder.fsub(x, base), factor), shift)
                     write(builder, builder.add(b, builder.mul(b_row, I64(taken))), x, target)
                     taken += 1
             return context.get_dummy_value()
