@@ -45,6 +45,11 @@ class Cache(Slots):
     # what is in the cache
 
     @property
+    def layout(self) -> str:
+        """The order of heads and tokens, "HLE" or "LHE"."""
+        return self._geometry.layout
+
+    @property
     def key(self) -> Any:
         """The keys over all slots, as `sdpa` takes them; read-only, and good until the next change."""
         return (self._views or self._view())[0]
