@@ -41,6 +41,11 @@ class PagedCache(Cache):
         if "_closed" in self.__dict__ and not sys.is_finalizing():
             self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a cache of a pool has pages of its own, and is not copied: join it to one, or use state_dict()"
+        )
+
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the cache is closed, and has given its pages back")
@@ -104,8 +109,10 @@ class PagedCache(Cache):
         used = before - moved
         have, want = self._columns(used), self._columns(used + added)
         evicted = np.zeros(0, np.int64) if still else self._table[self._evicted(moved)]
-        rows = np.nonzero((used % page != 0) & (self._of_rows(added) > 0))[0] if pool._forked else evicted[:0]
-        rows = rows[self._copied(self._table[rows, before[rows] // page])]
+        rows = np.zeros(0, np.int64)  # whose last page is shared
+        if pool._forked:
+            rows = np.nonzero((used % page != 0) & (self._of_rows(added) > 0))[0]
+            rows = rows[self._copied(self._table[rows, before[rows] // page])]
         needed, free = int((want - have).sum()) + len(rows), pool.free + (0 if still else pool._freed_by(evicted))
         if needed > free:
             raise CacheFull(needed, free, "pages")

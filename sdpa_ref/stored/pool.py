@@ -72,7 +72,7 @@ class PagePool:
         self._meant = self._geometry.meant(tuple(map(read_only, self._arrays)))
         self._references = np.zeros(self.pages, np.int64)
         self._unused = list(range(self.pages - 1, -1, -1))
-        self._forked = False  # whether a page may have two references
+        self._counted = 0  # references altogether
 
     def cache(
         self, batch: int | tuple[int, ...], *, window: int | None = None, first: int = 0, slack: int = 0
@@ -134,26 +134,36 @@ class PagePool:
         """
         return files.loaded(path, lambda entries: self.from_state_dict(entries, **expected))
 
+    @property
+    def _forked(self) -> bool:
+        """Whether some page has two references."""
+        return self._counted > self.pages - len(self._unused)
+
     def _taken(self, number: int) -> Index:
         """Return pages that nobody had; there are enough."""
         pages = np.array([self._unused.pop() for _ in range(number)], np.int64)
         self._references[pages] = 1
+        self._counted += number
         return pages
 
     def _shared(self, pages: Index) -> None:
         """Count one more reference to each of these pages."""
         np.add.at(self._references, pages, 1)
-        self._forked = True
+        self._counted += len(pages)
 
     def _given_back(self, pages: Index) -> None:
         """Count one reference less to each of these pages."""
         np.subtract.at(self._references, pages, 1)
+        self._counted -= len(pages)
         self._unused.extend(np.unique(pages[self._references[pages] == 0]).tolist())
 
     def _freed_by(self, pages: Index) -> int:
         """Return how many pages nobody has after these references are given back."""
         own, counts = np.unique(pages, return_counts=True)
         return int((self._references[own] == counts).sum())
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a pool is not copied, as its caches would not know which one has their pages")
 
     def __repr__(self) -> str:
         return f"PagePool({self.pages} pages of {self.page}, {self._geometry!r}, {self.free} free)"

@@ -143,6 +143,7 @@ class Caches(RuleBasedStateMachine):
             self.cache.close()
             assert self.kind.pool.free == self.kind.pool.pages
             assert not self.kind.pool._references.any()
+            assert not self.kind.pool._counted
 
 
 class CachesOnNumba(Caches):
