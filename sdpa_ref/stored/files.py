@@ -37,7 +37,7 @@ def entries_of(cache: Cache) -> dict[str, Array]:
             entries[f"{name}.center"] = recipe.center  # type: ignore[union-attr]
         about["store"].append(None if recipe is None else {"recipe": type(recipe).__name__, **fields})
     entries["lengths"], entries["kept"] = cache.lengths, cache.lengths - cache._lost().reshape(cache.batch)
-    entries["positions"] = p
+    entries["positions"] = p.astype(np.int64)
     entries["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     return entries
 

@@ -1,6 +1,7 @@
 """A cache whose rows lie one after another in one array that grows."""
 
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -297,6 +298,11 @@ class KVCache(Cache):
             It is damaged, or not as expected; the message lists all that differs.
         """
         return files.loaded(path, lambda entries: cls.from_state_dict(entries, like=like, **expected))
+
+    def __reduce__(self) -> Any:
+        """Return what makes a copy, also in another process: the tokens are all that there is."""
+        like = None if self._geometry.kind == "numpy" else self._arrays[0][:0]
+        return partial(type(self).from_state_dict, like=like), (self.state_dict(),)
 
     def _told(self) -> dict[str, Any]:
         return super()._told() | {"capacity": self.capacity}

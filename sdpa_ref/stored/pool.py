@@ -1,6 +1,5 @@
 """Pages that several caches share: counted references, and a copy on the first write of a shared page."""
 
-import sys
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -8,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
-from sdpa_ref.arrays import Array
 from sdpa_ref.stored import files
-from sdpa_ref.stored.cache import Cache, CacheFull
-from sdpa_ref.stored.geometry import Geometry, Parts, read_only
-from sdpa_ref.stored.paged import Paged
-from sdpa_ref.stored.rows import Index, Number, settled
+from sdpa_ref.stored.geometry import Geometry, read_only
+from sdpa_ref.stored.paged_cache import PagedCache
+from sdpa_ref.stored.rows import Index
 
 
 class PagePool:
@@ -75,11 +72,11 @@ class PagePool:
         self._meant = self._geometry.meant(tuple(map(read_only, self._arrays)))
         self._references = np.zeros(self.pages, np.int64)
         self._unused = list(range(self.pages - 1, -1, -1))
-        self._forked = False  # whether a page may have two references
+        self._counted = 0  # references altogether
 
     def cache(
         self, batch: int | tuple[int, ...], *, window: int | None = None, first: int = 0, slack: int = 0
-    ) -> "PagedCache":
+    ) -> PagedCache:
         """Return an empty cache over these pages, with the interface of `KVCache`.
 
         Its `key` and `value` are `Paged`, and carry the lengths. It gives its pages back when it is closed or deleted.
@@ -101,7 +98,7 @@ class PagePool:
         """Bytes of all pages."""
         return sum(int(array.nbytes) for array in self._arrays)
 
-    def from_state_dict(self, entries: Mapping[str, Any], **expected: Any) -> "PagedCache":
+    def from_state_dict(self, entries: Mapping[str, Any], **expected: Any) -> PagedCache:
         """Return the cache that `state_dict` of a cache described, in pages of this pool.
 
         Parameters
@@ -125,7 +122,7 @@ class PagePool:
         cache._fill(*tokens)
         return cache
 
-    def load(self, path: str | PathLike[str], **expected: Any) -> "PagedCache":
+    def load(self, path: str | PathLike[str], **expected: Any) -> PagedCache:
         """Return the cache that its `save` wrote, in pages of this pool; see `from_state_dict`.
 
         Raises
@@ -137,20 +134,27 @@ class PagePool:
         """
         return files.loaded(path, lambda entries: self.from_state_dict(entries, **expected))
 
+    @property
+    def _forked(self) -> bool:
+        """Whether some page has two references."""
+        return self._counted > self.pages - len(self._unused)
+
     def _taken(self, number: int) -> Index:
         """Return pages that nobody had; there are enough."""
         pages = np.array([self._unused.pop() for _ in range(number)], np.int64)
         self._references[pages] = 1
+        self._counted += number
         return pages
 
     def _shared(self, pages: Index) -> None:
         """Count one more reference to each of these pages."""
         np.add.at(self._references, pages, 1)
-        self._forked = True
+        self._counted += len(pages)
 
     def _given_back(self, pages: Index) -> None:
         """Count one reference less to each of these pages."""
         np.subtract.at(self._references, pages, 1)
+        self._counted -= len(pages)
         self._unused.extend(np.unique(pages[self._references[pages] == 0]).tolist())
 
     def _freed_by(self, pages: Index) -> int:
@@ -158,248 +162,8 @@ class PagePool:
         own, counts = np.unique(pages, return_counts=True)
         return int((self._references[own] == counts).sum())
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a pool is not copied, as its caches would not know which one has their pages")
+
     def __repr__(self) -> str:
         return f"PagePool({self.pages} pages of {self.page}, {self._geometry!r}, {self.free} free)"
-
-
-class PagedCache(Cache):
-    """A cache whose rows lie in pages of a pool; `PagePool.cache` makes it, and `KVCache` says what it does."""
-
-    _lease: list[bool] | None = None  # of the views that are good until the next change
-    _table: Index
-
-    def __init__(self, pool: PagePool, batch: Any, window: Any, first: Any, slack: Any) -> None:
-        self._pool, self._granule = pool, pool.page
-        super().__init__(pool._geometry, batch, window, first, slack)
-        self._tokens = pool._tokens
-        self._table = np.full((self._B, 1), -1, np.int64)
-        self._closed = False
-
-    def close(self) -> None:
-        """Give all pages back. The cache cannot be used any more; to close it again does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._touch()
-            self._pool._given_back(self._table[self._table >= 0])
-
-    def __del__(self) -> None:
-        if "_closed" in self.__dict__ and not sys.is_finalizing():
-            self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("the cache is closed, and has given its pages back")
-
-    def _touch(self) -> None:
-        if self._lease is not None:
-            self._lease[0] = False
-            self._lease = None
-        super()._touch()
-
-    def _make_views(self) -> tuple[Any, Any]:
-        self._check_open()
-        lengths = self._of_rows(self._used).reshape(self.batch)
-        table = np.maximum(self._table, 0)  # what is not used names a page too: such tables are checked quickly
-        table = table.reshape(*self.batch, table.shape[1])
-        table.setflags(write=False)
-        lengths.setflags(write=False)
-        self._lease = [True]
-        key, value = (
-            Leased._of(pages, table, lengths, self._geometry.layout, self._lease) for pages in self._pool._meant
-        )
-        return key, value
-
-    def _slots(self) -> int:
-        return int(self._table.shape[1]) * self._granule
-
-    def _length_rule(self) -> tuple[Any, ...]:
-        return ()
-
-    def _at(self, b: Index, slots: Index) -> tuple[Index, Index]:
-        columns, within = np.divmod(slots, self._granule)
-        return self._table[b, columns], within
-
-    def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
-        if which is not None or type(start) is not int or T != 1 or self._geometry.kind != "numpy":
-            super()._write(start, T, parts, which)
-            return
-        column, within = divmod(start, self._granule)
-        pages = self._table[:, column] if self._B != 1 else int(self._table[0, column])
-        for array, part in zip(self._tokens, parts, strict=True):
-            array[pages, within] = part.reshape(self._B, *array.shape[2:])
-
-    def _columns(self, slots: Number) -> Number:
-        """Return how many pages hold so many slots."""
-        return -(-slots // self._granule)
-
-    def _count(self, n: Number, shift: Number, gone: Number) -> None:
-        super()._count(n, shift, gone)
-        spare = -self._used % self._granule  # slots behind the last token, in the row that has the fewest
-        self._spare = spare if type(spare) is int else int(spare.min(initial=self._granule))
-
-    def _room(self, added: Number, gone: Number) -> None:
-        self._check_open()
-        pool, page, shift = self._pool, self._granule, self._shifted(gone)
-        still = shift is self._shift
-        if still and not pool._forked and type(added) is int and added <= self._spare:
-            self._spare -= added
-            return
-        before = self._of_rows(self._used)
-        moved = self._of_rows(shift) - self._of_rows(self._shift)
-        used = before - moved
-        have, want = self._columns(used), self._columns(used + added)
-        evicted = np.zeros(0, np.int64) if still else self._table[self._evicted(moved)]
-        rows = np.nonzero((used % page != 0) & (self._of_rows(added) > 0))[0] if pool._forked else evicted[:0]
-        rows = rows[self._copied(self._table[rows, before[rows] // page])]
-        needed, free = int((want - have).sum()) + len(rows), pool.free + (0 if still else pool._freed_by(evicted))
-        if needed > free:
-            raise CacheFull(needed, free, "pages")
-        if not still:
-            pool._given_back(evicted)
-            self._table = self._table_without(moved)
-            self._count(self._n, shift, self._gone)
-            self._places = None
-        if len(rows):
-            columns = used[rows] // page
-            self._table[rows, columns] = self._copies(self._table[rows, columns])
-        self._allot(have, want)
-        self._spare = int((-(used + added) % page).min(initial=page))
-
-    def _allot(self, have: Index, want: Index) -> None:
-        """Take new pages for the columns from `have` to `want` of each row."""
-        M, most = self._table.shape[1], int(want.max(initial=0))
-        if most > M:
-            wider = np.full((self._B, max(M * 3 // 2, most)), -1, np.int64)
-            wider[:, :M] = self._table
-            self._table = wider
-        columns = np.arange(self._table.shape[1])
-        new = (columns >= have[:, None]) & (columns < want[:, None])
-        self._table[new] = self._pool._taken(int(np.count_nonzero(new)))
-
-    def _evicted(self, moved: Index) -> Any:
-        """Return which entries of the table hold what is let go when rows move by so many slots."""
-        columns, fixed = np.arange(self._table.shape[1]), self._fixed // self._granule
-        return (columns >= fixed) & (columns < fixed + (moved // self._granule)[:, None])
-
-    def _table_without(self, moved: Index) -> Index:
-        """Return a table without these entries."""
-        M, fixed = self._table.shape[1], self._fixed // self._granule
-        source = np.arange(M) + np.where(np.arange(M) >= fixed, (moved // self._granule)[:, None], 0)
-        table: Index = np.take_along_axis(self._table, np.minimum(source, M - 1), 1)
-        table[source >= M] = -1
-        return table
-
-    def _copied(self, pages: Index) -> Any:
-        """Return which of these pages, each about to be written to, have to be copied first."""
-        order = np.argsort(pages, kind="stable")
-        rank = np.empty(len(pages), np.int64)  # among those that write to the same page: the last one may keep it
-        rank[order] = np.arange(len(pages)) - np.searchsorted(pages[order], pages[order])
-        return rank < self._pool._references[pages] - 1
-
-    def _copies(self, old: Index) -> Index:
-        """Return new pages with what these hold, which are given back."""
-        new = self._pool._taken(len(old))
-        if len(old):
-            asarray = self._geometry.module.asarray
-            for array in self._pool._arrays:
-                array[asarray(new)] = array[asarray(old)]
-            self._pool._given_back(old)
-        return new
-
-    def _own(self, b: Index, slots: Index) -> None:
-        rows, columns = np.unique(np.stack([b, slots // self._granule]), axis=1)
-        copied = self._copied(self._table[rows, columns])
-        rows, columns = rows[copied], columns[copied]
-        if len(rows) > self._pool.free:
-            raise CacheFull(len(rows), self._pool.free, "pages")
-        self._table[rows, columns] = self._copies(self._table[rows, columns])
-
-    def _settle(self, n: Number, shift: Number, gone: Number) -> None:
-        self._check_open()
-        keep = self._of_rows(self._columns(n - shift))
-        unused = (np.arange(self._table.shape[1]) >= keep[:, None]) & (self._table >= 0)
-        if unused.any():
-            self._pool._given_back(self._table[unused])
-            self._table = np.where(unused, -1, self._table)
-        super()._settle(n, shift, gone)
-
-    def select(self, index: Any) -> None:
-        """Make row b the old row ``index[b]``, -1 an empty one, as `KVCache.select`; rows share pages until written."""
-        self._check_open()
-        rows = self._old_rows(index)
-        table = np.full((len(rows), self._table.shape[1]), -1, np.int64)
-        table[rows >= 0] = self._table[rows[rows >= 0]]
-        numbers = self._numbers_of(rows)
-        self._pool._shared(table[table >= 0])
-        self._pool._given_back(self._table[self._table >= 0])
-        self._replace(table, numbers)
-
-    def join(self, other: "PagedCache") -> None:
-        """Add the rows of another cache of the same pool, whose pages both share until one of them writes."""
-        self._check_alike(other)
-        self._check_open()
-        other._check_open()
-        if other._pool is not self._pool:
-            raise ValueError("caches can be joined within a pool, and the other is of another pool")
-        M = max(self._table.shape[1], other._table.shape[1])
-        table = np.full((self._B + other._B, M), -1, np.int64)
-        table[: self._B, : self._table.shape[1]] = self._table
-        table[self._B :, : other._table.shape[1]] = other._table
-        self._pool._shared(other._table[other._table >= 0])
-        both = zip((self._n, self._shift, self._gone), (other._n, other._shift, other._gone), strict=True)
-        n, shift, gone = (settled(np.concatenate([self._of_rows(a), other._of_rows(b)])) for a, b in both)
-        self._replace(table, (n, shift, gone))
-
-    def _replace(self, table: Index, numbers: tuple[Number, Number, Number]) -> None:
-        """Take other rows, whose references are counted."""
-        self._table, self.batch, self._B = table, (len(table),), len(table)
-        self._axes, self._places = (len(table), self._geometry.heads), None
-        Cache._settle(self, *numbers)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pages that the cache has, shared ones too, and of its table."""
-        pages = len(np.unique(self._table[self._table >= 0]))
-        return pages * self._granule * self._geometry.token_bytes + int(self._table.nbytes)
-
-    def state_dict(self) -> dict[str, Array]:
-        """Return the tokens, lengths and positions, and what the cache is; see `KVCache.state_dict`."""
-        self._check_open()
-        return files.entries_of(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write `state_dict` to a safetensors file, as a whole or not at all; `PagePool.load` reads it."""
-        files.save(self.state_dict(), path)
-
-    def _told(self) -> dict[str, Any]:
-        return super()._told() | {"page": self._granule}
-
-    def _described(self) -> dict[str, Any]:
-        return super()._described() | {"page": self._granule}
-
-    def _size(self) -> str:
-        if self._closed:
-            return "closed"
-        return f"{len(np.unique(self._table[self._table >= 0]))} pages of {self._granule}"
-
-
-class Leased(Paged):
-    """A view of a cache, good until the cache changes: then its pages may be another's."""
-
-    @classmethod
-    def _of(cls, pages: Any, table: Index, lengths: Index, layout: str, lease: list[bool]) -> "Leased":
-        """Return a view whose parts need no checks."""
-        view = object.__new__(cls)
-        view.__dict__.update(pages=pages, table=table, lengths=lengths, layout=layout, _lease=lease)
-        return view
-
-    def __repr__(self) -> str:
-        return super().__repr__() if self.__dict__["_lease"][0] else "Paged(of a cache that has changed since)"
-
-    @property
-    def table(self) -> Index:
-        """The table of pages; a ValueError where the cache has changed since."""
-        if not self.__dict__["_lease"][0]:
-            raise ValueError("the cache has changed since it gave this view: take its key and value again")
-        table: Index = self.__dict__["table"]
-        return table

@@ -96,7 +96,7 @@ class Rows:
 
     def _of_rows(self, number: Number) -> Index:
         """Return one number a row."""
-        return np.full(self._B, number) if type(number) is int else number
+        return np.full(self._B, number, np.int64) if type(number) is int else number
 
     def _over_batch(self, number: Number) -> Any:
         """Return a number of all rows, or an array over the batch axes."""

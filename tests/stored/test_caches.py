@@ -1,7 +1,9 @@
 """Caches: what they show, their views, their files, devices, shapes, what they cost, and bad input."""
 
+import copy
 import gc
 import os
+import pickle
 import sys
 import tracemalloc
 
@@ -132,6 +134,22 @@ def test_views_are_read_only_and_those_of_pools_know_when_they_are_stale(backend
             with pytest.raises(ValueError, match="the cache has changed since it gave this view"):
                 use(key, value)
         assert repr(key) == "Paged(of a cache that has changed since)"
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_their_own_ways(clone):
+    cache, rows, kind = filled({"storage": "int8", "window": 4, "first": 1}, lengths=[6, 3])
+    twin = clone(cache)
+    cache.append(*(kind.turned(x) for x in kind.tokens(RNG, 2, 2)))
+    rows.check_tokens(twin)
+    keys, values = kind.tokens(RNG, 2, 3)
+    twin.append(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+    rows.append(keys, values, [3, 3])
+    rows.check_tokens(twin)
+    pool = sr.PagePool(4, 2, 4, 8)
+    for each in (pool, pool.cache(1)):
+        with pytest.raises(TypeError, match="is not copied"):
+            clone(each)
 
 
 def test_pages_come_back():

@@ -24,7 +24,7 @@ kinds = st.fixed_dictionaries({
 class Caches(RuleBasedStateMachine):
     backend = "reference"
 
-    @initialize(kind=kinds, batch=st.integers(0, 3), seed=st.integers(0, 2**32))
+    @initialize(kind=kinds, batch=st.sampled_from([2, 1, 3, 0]), seed=st.integers(0, 2**32))
     def begin(self, kind, batch, seed):
         if "window" not in kind:
             kind = {name: value for name, value in kind.items() if name not in ("first", "slack")}
@@ -50,6 +50,13 @@ class Caches(RuleBasedStateMachine):
             if given is not None:
                 given[...] = np.nan  # it was copied
 
+    @rule(steps=st.integers(1, 20))
+    def decode(self, steps):
+        for _ in range(steps):
+            keys, values = self.kind.tokens(self.rng, len(self.rows.keys), 1)
+            self.cache.append(self.kind.turned(keys), self.kind.turned(values))
+            self.rows.append(keys, values, [1] * len(self.rows.keys))
+
     @rule(data=st.data())
     def attend(self, data):
         reach = self.rows.reach()
@@ -66,7 +73,8 @@ class Caches(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crop(self, data):
-        wanted = [data.draw(st.integers(0, n)) for n in self.rows.lengths]
+        most = data.draw(st.sampled_from([1, 4, 4, 100]))  # what is taken back
+        wanted = [n - data.draw(st.integers(0, min(n, most))) for n in self.rows.lengths]
         if all(self.rows.can_crop(b, n) for b, n in enumerate(wanted)):
             self.cache.crop(np.array(wanted, int))
             self.rows.crop(wanted)
@@ -89,7 +97,7 @@ class Caches(RuleBasedStateMachine):
     @rule(data=st.data())
     def select(self, data):
         rows = st.integers(-1, len(self.rows.keys) - 1)
-        index = data.draw(st.lists(rows, max_size=MOST))
+        index = data.draw(st.lists(rows, min_size=len(self.rows.keys) // 2, max_size=MOST))
         self.cache.select(index)
         self.rows.select(index)
 
@@ -135,6 +143,7 @@ class Caches(RuleBasedStateMachine):
             self.cache.close()
             assert self.kind.pool.free == self.kind.pool.pages
             assert not self.kind.pool._references.any()
+            assert not self.kind.pool._counted
 
 
 class CachesOnNumba(Caches):
