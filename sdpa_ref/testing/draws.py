@@ -23,6 +23,8 @@ _BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
 REACHES = (
     "wide",
     "wide values",
+    "both wide",
+    "both wide",
     "keys",
     "keys",
     "queries",
@@ -87,6 +89,9 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
         return {"E": _wide(rng, claims), "L": few}
     if what == "wide values":
         return {"Ev": _wide(rng, claims), "L": few}
+    if what == "both wide":
+        E = _wide(rng, claims)
+        return {"E": E, "Ev": E if rng.random() < 0.6 else _wide(rng, claims), "L": few}
     if what == "keys":
         return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
     if what == "queries":

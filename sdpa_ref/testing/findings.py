@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from sdpa_ref.testing.target import Target
 
 _TRIED = 12  # failures whose command is run in a process of its own
 _PROBED = 6  # causes whose sizes are probed
+_PROBING = 10.0  # seconds of processor time for that; a target that compiles each shape may take a second a call
 _LONGEST = 120.0  # seconds after which such a process is not waited for; it only says that nothing is known
 
 
@@ -84,6 +86,7 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
     """
     found: list[Finding] = []
     causes: set[Any] = set()
+    end = time.process_time() + _PROBING
     for o in run.failures:
         if o.failure is None or o.found is None:
             continue
@@ -96,7 +99,7 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
                 shrunk,
                 found=o.found,
                 at_first=diagnosed(run.target, o.found),
-                pattern=_pattern(run.target, o, shrunk.diagnosis, probed),
+                pattern=_pattern(run.target, o, shrunk.diagnosis, end if probed else 0.0),
                 stability=_stability(o.again),
             )
         )
@@ -122,14 +125,14 @@ def claims_options(manifest: Path | None, strict: bool) -> list[str]:
     return [*(["--manifest", str(manifest)] if manifest else []), *(["--strict"] if strict else [])]
 
 
-def _pattern(target: Target, o: Outcome, diagnosis: Diagnosis, probed: bool) -> str:
-    """Return what the failing cases have in common, in one line."""
+def _pattern(target: Target, o: Outcome, diagnosis: Diagnosis, end: float) -> str:
+    """Return what the failing cases have in common, in one line; sizes are probed until `end`, in processor time."""
     if o.failure is None or o.again < TIMES:
         return ""
     parts = []
-    if probed:
+    if time.process_time() < end:
         fails: Callable[[draws.Words, int], bool] = partial(runner.fails, target, o.law)
-        parts.append(patterns.sizes_told(o.failure, fails, target.capabilities))
+        parts.append(patterns.sizes_told(o.failure, fails, target.capabilities, end))
     parts.append(patterns.weights_told(diagnosis, o.failure.case))
     parts.append(patterns.place_told(o.found or o.failure))
     return "; ".join(filter(None, parts))

@@ -15,7 +15,7 @@ from sdpa_ref.testing import draws
 from sdpa_ref.testing.bounds import ARITHMETIC, finfo, gamma, unit, wide
 from sdpa_ref.testing.cases import Array, Case
 from sdpa_ref.testing.gradients import gradient_budget
-from sdpa_ref.testing.judge import Failure, against, called, empty_rows, judged
+from sdpa_ref.testing.judge import Failure, against, called, empty_rows, incoming, judged
 from sdpa_ref.testing.laws import merged
 from sdpa_ref.testing.target import Target
 
@@ -43,7 +43,9 @@ def merges_at_a_level(target: Target, case: Case) -> Failure | None:
 def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
     """Return the failure of a gradient that depends on what is added to all scores of a row."""
     loud, calm = _leveled(target, case)
-    grad_output, flow = _incoming(target, loud), {}
+    grad_output, flow = _positive(target, loud), {}
+    if grad_output is None:
+        return None
     if target.capabilities.lse_gradients:
         flow["grad_lse"] = np.ones(grad_output.shape[:-1], np.float32)
     got = called(target, "vjp", loud, *loud.arrays, grad_output, **(loud.options | flow))
@@ -59,7 +61,9 @@ def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
 
 def weighs_to_one(target: Target, case: Case) -> Failure | None:
     """Return the failure of gradients of values that do not add up to what flows in, as weights that sum to 1 do."""
-    grad_output = _incoming(target, case)
+    grad_output = _positive(target, case)
+    if grad_output is None:
+        return None
     got = called(target, "vjp", case, *case.arrays, grad_output, **case.options)
     if isinstance(got, Failure):
         return got
@@ -108,14 +112,11 @@ def _with_mask_array(case: Case) -> Case:
     return replace(case, options=plain | {"mask": draws.dense(case)})
 
 
-def _incoming(target: Target, case: Case) -> Array:
-    """Return gradients of the output that are all positive, NaN for empty rows where they must not count."""
+def _positive(target: Target, case: Case) -> Array | None:
+    """Return gradients of the output that are all positive, but for empty rows, as `judge.incoming` does."""
     output = sr.sdpa(*case.arrays, backend="reference", **case.options)
     rng = np.random.default_rng(output.size)
-    grad_output: Array = rng.uniform(0.5, 2, output.shape).astype(output.dtype)
-    if target.capabilities.poison:
-        grad_output[empty_rows(case)[0]] = np.nan
-    return grad_output
+    return incoming(target.capabilities, case, rng.uniform(0.5, 2, output.shape).astype(output.dtype))
 
 
 def _of(case: Case, failure: Failure | None) -> Failure | None:

@@ -1,5 +1,7 @@
 """What all failures of a cause have in common, and nothing that passed has: the sizes, the options, the places."""
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,8 +30,10 @@ class Probe(NamedTuple):
     passed: tuple[int, ...]
 
 
-def sizes_told(failure: Failure, fails: Fails, claims: Capabilities) -> str:
+def sizes_told(failure: Failure, fails: Fails, claims: Capabilities, end: float = math.inf) -> str:
     """Return at which sizes the smallest case of a failure fails, in words, or "" where no rule has them all.
+
+    A dimension that is not probed to its end says nothing.
 
     Parameters
     ----------
@@ -37,14 +41,16 @@ def sizes_told(failure: Failure, fails: Fails, claims: Capabilities) -> str:
     fails : callable
         Whether the law fails for words and a seed.
     claims : Capabilities
+    end : float
+        When to stop, as `time.process_time` tells it.
     """
     words, seed = draws.parse(failure.case.recipe)
-    parts = [_sizes(_probed(words, seed, name, fails, claims)) for name in SIZES if name != "key heads"]
+    parts = [_sizes(_probed(words, seed, name, fails, claims, end)) for name in SIZES if name != "key heads"]
     return ", ".join(filter(None, parts))
 
 
-def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabilities) -> Probe:
-    """Return the probe of one dimension, the other sizes as they are."""
+def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabilities, end: float) -> Probe:
+    """Return the probe of one dimension, the other sizes as they are; an empty one where the time is up."""
     sizes = sizes_of(words)
     here = sizes[name]
     if here == 1:
@@ -52,7 +58,13 @@ def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabiliti
     most = {"E": claims.max_width, "Ev": claims.max_width, "L": claims.max_length, "S": claims.max_length}.get(name)
     work = sizes["batch entries"] * sizes["query heads"] * sizes["L"] * sizes["S"] * (sizes["E"] + sizes["Ev"]) / here
     probes = sorted({here, *(n for n in _PROBES if n * work <= _WORK and (most is None or n <= most))})
-    outcomes = {n: fails(other, seed) for n in probes if (other := _resized(words, name, n, claims)) is not None}
+    outcomes: dict[int, bool] = {}
+    for n in probes:
+        other = _resized(words, name, n, claims)
+        if time.process_time() > end:
+            return Probe(name, (), ())
+        if other is not None:
+            outcomes[n] = fails(other, seed)
     return Probe(name, tuple(n for n in outcomes if outcomes[n]), tuple(n for n in outcomes if not outcomes[n]))
 
 

@@ -180,7 +180,8 @@ def check(
             if n and time.process_time() > end:
                 break
             progress(law, n, sum(o.failure is not None for o in outcomes.values()))
-            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch, drawn)
+            rng = np.random.default_rng([seed, zlib.crc32(law.name.encode()), n])
+            _one(target, law, outcome, *law.draw(rng, claims, first=not n), watch, drawn)
             if outcome.failure:
                 outcome.round = n
                 end = min(end + outcome.shrinking / 2, begun + 1.3 * seconds)
@@ -213,11 +214,10 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
 
 
 def _one(
-    target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch, drawn: Drawn
+    target: Target, law: Property, outcome: Outcome, words: draws.Words, seed: int, watch: power.Watch, drawn: Drawn
 ) -> None:
     """Run one case of a law, and shrink it where it fails."""
     begun = time.process_time()
-    words, seed = law.draw(rng, target.capabilities)
     case = _case(target, words, seed)
     try:
         failure = law.check(target, case)

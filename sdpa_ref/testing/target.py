@@ -136,10 +136,12 @@ def resolve(word: str, capabilities: Claims = None) -> Target:
     elif word in sdpa_ref.names():
         target = _of_backend(word)
     elif word in ADAPTERS:
+        adapter = import_module(f"sdpa_ref.testing.adapters.{word}")
         try:
-            target = import_module(f"sdpa_ref.testing.adapters.{word}").target()
+            target = adapter.target()
         except ImportError as error:
-            raise TargetError(f"{word} cannot run here: {error}; try: pip install {word}") from None
+            packages = getattr(adapter, "PACKAGES", word)
+            raise TargetError(f"{word} cannot run here: {error}; try: pip install {packages}") from None
     else:
         raise TargetError(
             f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters "

@@ -174,6 +174,7 @@ RIGHT = {
     "tiles of 64 backwards": (Kernel(tile=64, backwards=True), {}),
     "split in four": (Kernel(tile=32, splits=4), {}),
     "sums in order": (Kernel(tile=128, in_order=True), {}),
+    "sums of whole rows in order": (Kernel(in_order=True), {}),
     "exp2": (Kernel(exp=exp2, tile=32), {}),
     "tf32": (Kernel(operand=tf32, tile=32), {**SINGLE, "precision": "tf32"}),
     "tf32 cut off": (Kernel(operand=cut_tf32, tile=64, scale_first=True), {**SINGLE, "precision": "tf32"}),
