@@ -1,5 +1,6 @@
 """How far a result may lie from the reference: a bound with a derivation, and a tight empirical figure beside it."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -152,7 +153,7 @@ def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any], *
     """
     finite = np.isfinite(expected)
     eps, largest = float(bounds.finfo(dtype).eps), float(np.max(abs(expected), where=finite, initial=0))
-    eps *= max(1.0, (terms / 64) ** 0.5)
+    eps *= max(1.0, math.sqrt(terms / 64))
     if dtype == np.float64 and truth.dtype.itemsize == own.dtype.itemsize:
         return 64 * eps * largest
     error = abs(own.astype(dtype).astype(truth.dtype) - truth)
