@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONAL = "numba cupy matplotlib PIL rich ml_dtypes safetensors platformdirs hypothesis pytest onnx torch".split()
 PROOFS = (
     "sdpa_ref/bench/",
-    *(f"sdpa_ref/testing/{name}" for name in ("adapters/", "golden/", "museum/", "tightness.py")),
+    *(f"sdpa_ref/testing/{name}" for name in ("adapters/", "golden/", "museum/", "museum_command.py", "tightness.py")),
     *(f"sdpa_cupy/launch/{name}/" for name in ("fibers", "ptx")),
 )
 """What stays in the checkout."""

@@ -63,6 +63,8 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         "layout": _pick(rng, claims.layouts),
     }
     words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
+    if rng.random() < 0.2:  # attention of a sequence over itself
+        words["S"] = words["L"]
     reached = {} if empty or rng.random() < 0.4 else reach(rng, claims, _pick(rng, REACHES))
     chosen = {name: word(rng, claims) if callable(word) else word for name, word in focus.items()}
     words |= reached | chosen

@@ -16,7 +16,7 @@ from sdpa_ref.testing.draws import Words
 from sdpa_ref.testing.judge import Failure
 
 _PROBES = (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 72, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257,
-           384, 511, 512, 513, 1023, 1024, 1025)  # fmt: skip
+           384, 511, 512, 513, 1023, 1024, 1025, 1026, 2049)  # fmt: skip
 _WORK = 1 << 20
 _OPTIONS = ("scale", "softcap", "sink", "score_mod", "dropout", "mask", "bias")
 Fails = Callable[[Words, int], bool]

@@ -27,10 +27,10 @@ def errors(units: Array) -> str:
     return _address(np.where(units[..., None] > 1, _WRONG + far * (_WORST - _WRONG), within))
 
 
-def shares(weights: Array) -> str:
-    """Return a data address of a picture of weights: white for 0, blue for 1, red for what is neither."""
+def shares(weights: Array, most: float = 1.0) -> str:
+    """Return a data address of a picture of weights: white for 0, blue for `most`, red for what cannot be a weight."""
     legal = (weights >= 0) & (weights <= 1.001)
-    shade = np.sqrt(np.clip(np.nan_to_num(weights), 0, 1))[..., None]
+    shade = np.sqrt(np.clip(np.nan_to_num(weights / most), 0, 1))[..., None]
     return _address(np.where(legal[..., None], _LOW + shade * (_HIGH - _LOW), _WORST))
 
 
