@@ -12,9 +12,10 @@ import sdpa_ref
 from sdpa_ref import cli, sdpa
 from sdpa_ref.testing import Capabilities, Target, check, error_budget, museum, runner
 from sdpa_ref.testing import findings as found_in
-from sdpa_ref.testing.cases import MEMORIES, case, stored
+from sdpa_ref.testing.cases import case
 from sdpa_ref.testing.coverage import Drawn
 from sdpa_ref.testing.properties import BY_NAME
+from sdpa_ref.testing.strides import MEMORIES, stored
 
 NIGHTLY = settings.default.max_examples >= 1000
 STATE = ["own result", "no memory", "arguments", "one array", "threads"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from sdpa_ref.testing.bounds import ARITHMETIC
-from sdpa_ref.testing.cases import MASKS, SHAPES
+from sdpa_ref.testing.case_options import MASKS, SHAPES
 
 OBJECTS = tuple(word for word in MASKS if word not in SHAPES)
 """Masks that are objects; the other words of `cases.MASKS` are boolean arrays."""

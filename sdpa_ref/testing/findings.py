@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdpa_ref.testing import draws, patterns, runner
+from sdpa_ref.testing import patterns, recipes, runner
 from sdpa_ref.testing.diagnose import Diagnosis, diagnosed
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.properties import PROPERTIES, Property
@@ -91,7 +91,7 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
         if o.failure is None or o.found is None:
             continue
         shrunk = finding(run.target, o.law, o.failure, word, *options)
-        cause = patterns.signature(draws.parse(o.failure.case.recipe)[0])
+        cause = patterns.signature(recipes.parse(o.failure.case.recipe)[0])
         probed = cause not in causes and len(causes) < _PROBED
         causes.add(cause)
         found.append(
@@ -111,7 +111,7 @@ def groups(found: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
     by_cause: dict[Any, list[Finding]] = {}
     known: dict[Any, Any] = {}  # causes by what tells that it is one of them
     for one in found:
-        signs: list[Any] = [("kind", patterns.signature(draws.parse(one.failure.case.recipe)[0]), one.stability)]
+        signs: list[Any] = [("kind", patterns.signature(recipes.parse(one.failure.case.recipe)[0]), one.stability)]
         signs += [("pattern", one.pattern.partition(";")[0])] if one.pattern else []
         signs += [("message", one.failure.message)]
         cause = next((known[sign] for sign in signs if sign in known), one.law.name)
@@ -131,7 +131,7 @@ def _pattern(target: Target, o: Outcome, diagnosis: Diagnosis, end: float) -> st
         return ""
     parts = []
     if time.process_time() < end:
-        fails: Callable[[draws.Words, int], bool] = partial(runner.fails, target, o.law)
+        fails: Callable[[recipes.Words, int], bool] = partial(runner.fails, target, o.law)
         parts.append(patterns.sizes_told(o.failure, fails, target.capabilities, end))
     parts.append(patterns.weights_told(diagnosis, o.failure.case))
     parts.append(patterns.place_told(o.found or o.failure))

@@ -11,7 +11,8 @@ from sdpa_ref import reference
 from sdpa_ref._problem import pose
 from sdpa_ref.testing.budget import Budget, What, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.compare import assert_form, assert_within
 from sdpa_ref.testing.target import Target
 

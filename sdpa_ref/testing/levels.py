@@ -11,9 +11,10 @@ import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref.arrays import accumulation_dtype, result_dtype
-from sdpa_ref.testing import draws
+from sdpa_ref.testing import recipes
 from sdpa_ref.testing.bounds import ARITHMETIC, finfo, gamma, unit, wide
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.gradients import gradient_budget
 from sdpa_ref.testing.judge import Failure, against, called, empty_rows, incoming, judged
 from sdpa_ref.testing.laws import merged
@@ -74,7 +75,7 @@ def weighs_to_one(target: Target, case: Case) -> Failure | None:
     by = ARITHMETIC[target.capabilities.precision]
     u, narrow = unit(np.dtype(by.acc or accumulation_dtype(dtype))), unit(dtype)
     narrow = max(narrow, by.weight) + by.operand + 8 * target.capabilities.exp_error
-    n = flows.size // max(1, flows.shape[-1]) + draws.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
+    n = flows.size // max(1, flows.shape[-1]) + recipes.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
     limit = target.capabilities.error_factor * (gamma(n, u) + 3 * narrow) * expected
     limit = limit + gradient.size * float(finfo(dtype).tiny)
     if (abs(total - expected) <= limit).all():
@@ -85,10 +86,10 @@ def weighs_to_one(target: Target, case: Case) -> Failure | None:
 
 def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
     """Return a case whose scores are a level, and those of some keys far below, and the same without the level."""
-    rng = np.random.default_rng(draws.parse(case.recipe)[1])
+    rng = np.random.default_rng(recipes.parse(case.recipe)[1])
     claims, options = target.capabilities, {name: x for name, x in case.options.items() if name != "bias"}
     case = replace(case, key=np.zeros_like(case.key), options=options)
-    keep = draws.dense(case)
+    keep = recipes.dense(case)
     dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
     acc = np.dtype(ARITHMETIC[claims.precision].acc or accumulation_dtype(dtype))
     given = dtype if claims.bias == "same" else np.dtype(rng.choice(["float32", "float64"]))
@@ -109,7 +110,7 @@ def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
 
 def _with_mask_array(case: Case) -> Case:
     plain = {name: option for name, option in case.options.items() if name not in ("mask", "query_offset")}
-    return replace(case, options=plain | {"mask": draws.dense(case)})
+    return replace(case, options=plain | {"mask": recipes.dense(case)})
 
 
 def _positive(target: Target, case: Case) -> Array | None:

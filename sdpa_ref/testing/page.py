@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.testing import pictures
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.findings import Finding, groups

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.testing import draws
+from sdpa_ref.testing import recipes
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.coverage import SIZES, sizes_of
 from sdpa_ref.testing.diagnose import Diagnosis, heads_first, units_of
-from sdpa_ref.testing.draws import Words
 from sdpa_ref.testing.judge import Failure
+from sdpa_ref.testing.recipes import Words
 
 _PROBES = (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 72, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257,
            384, 511, 512, 513, 1023, 1024, 1025, 1026, 2049)  # fmt: skip
@@ -44,7 +45,7 @@ def sizes_told(failure: Failure, fails: Fails, claims: Capabilities, end: float 
     end : float
         When to stop, as `time.process_time` tells it.
     """
-    words, seed = draws.parse(failure.case.recipe)
+    words, seed = recipes.parse(failure.case.recipe)
     parts = [_sizes(_probed(words, seed, name, fails, claims, end)) for name in SIZES if name != "key heads"]
     return ", ".join(filter(None, parts))
 

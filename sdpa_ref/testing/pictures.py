@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 
 _LOW, _HIGH = np.array([255, 255, 255]), np.array([38, 84, 124])
 _WRONG, _WORST = np.array([255, 196, 120]), np.array([160, 0, 20])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 
 
 def tensor(array: Array) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from sdpa_ref.masks import Causal, KeyLengths, QueryLengths, Window
 from sdpa_ref.testing.adapters import _tensors
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.target import Target
 
 PACKAGES = "--no-deps flash-attn-4==4.0.0b36 && pip install einops torch"

@@ -13,7 +13,7 @@ import numpy as np
 
 from sdpa_ref.testing.adapters import _tensors
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.target import Target
 
 PACKAGES = "transformers torch"
