@@ -91,8 +91,11 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
     if what == "wide values":
         return {"Ev": _wide(rng, claims), "L": few}
     if what == "both wide":
-        E = _wide(rng, claims)
-        return {"E": E, "Ev": E if rng.random() < 0.6 else _wide(rng, claims), "L": few}
+        E, how = _wide(rng, claims), rng.random()
+        return {
+            "L": few,
+            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else _wide(rng, claims)}),
+        }
     if what == "keys":
         return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
     if what == "queries":

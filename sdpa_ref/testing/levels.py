@@ -5,6 +5,7 @@ depend on that. Keys of 0 leave the bias alone to make the scores, which are the
 keys far below. What is right follows from the same problem without the level, whose bounds are narrow.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -122,7 +123,8 @@ def _positive(target: Target, case: Case) -> Array | None:
 
 def _summed(array: Array) -> Array:
     """Return the sum over all axes but the last: along memory, where NumPy sums in pairs and equal errors stay few."""
-    total: Array = np.ascontiguousarray(wide(array).reshape(-1, array.shape[-1]).T).sum(-1)
+    *lead, width = array.shape
+    total: Array = np.ascontiguousarray(wide(array).reshape(math.prod(lead), width).T).sum(-1)
     return total
 
 

@@ -46,6 +46,22 @@ def _values(lost: Callable[[int], slice]) -> Kernel:
     return Kernel(finish=finish)
 
 
+def _unwritten(lost: Callable[[Call], Any]) -> Kernel:
+    """Return a kernel whose output is 0 in some places, an index or a mask of ``(B, Hq, L, Ev)``."""
+
+    def finish(call: Call, state: State, seen: Array) -> tuple[Array, Array]:
+        output, lse = kernel.finish(call, state, seen)
+        output[lost(call)] = 0
+        return output, lse
+
+    return Kernel(finish=finish)
+
+
+def _past_64(when: Callable[[int, int], bool]) -> Kernel:
+    """Return a kernel whose output is 0 in columns past 64 at some widths E and Ev."""
+    return _unwritten(lambda call: (..., slice(64 if when(_E(call), call.value.shape[-1]) else 1 << 30, None)))
+
+
 def _unseen(lost: Callable[[Call, Any], Array]) -> Kernel:
     """Return a kernel that does not see some keys, a boolean array over the scores."""
 
@@ -238,6 +254,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     "values past 64": ("Columns of the values past 64 are not written.", _values(lambda Ev: slice(64, None))),
     "values past 128": ("Columns of the values past 128 are not written.", _values(lambda Ev: slice(128, None))),
     "value tail": ("The last column is lost at widths 127 and 129.", _values(lambda Ev: slice(Ev - (Ev in (127, 129)), None))),
+    "equal wide widths": ("Where both widths are the same and above 64, columns past 64 are not written.", _past_64(lambda E, Ev: E == Ev > 64)),
+    "equal widths of 128": ("Where both widths are 128, columns past 64 are not written.", _past_64(lambda E, Ev: E == Ev == 128)),
+    "widths of 192 and 128": ("At widths of 192 and 128, columns past 64 are not written.", _past_64(lambda E, Ev: (E, Ev) == (192, 128))),
+    "two wide widths": ("Where both widths are above 64 and differ, columns past 64 are not written.", _past_64(lambda E, Ev: min(E, Ev) > 64 and E != Ev)),
     "key 64": ("The last of 64 n + 1 keys is lost, from 65 on.", _key(lambda S: S > 64 and S % 64 == 1)),
     "key 128": ("The last of 65, 129 and 1025 keys is lost.", _key(lambda S: S in (65, 129, 1025))),
     "key 1024": ("The last of 1025 keys is lost.", _key(lambda S: S == 1025)),
@@ -264,6 +284,14 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     "mask of one column": (
         "A mask (..., L, 1) is taken for one of the keys.",
         _arrays(lambda a: np.ones_like(a) if a.ndim > 1 and a.shape[-1] == 1 and a.shape[-2] > 1 else a),
+    ),
+    "square mask": (
+        "A mask (L, S) of as many rows as columns is read by columns.",
+        _arrays(lambda a: a.T if a.ndim == 2 and a.shape[0] == a.shape[1] else a),
+    ),
+    "square bias": (
+        "A bias (L, S) of as many rows as columns is read by columns.",
+        _biases(lambda a: a.T if a.ndim == 2 and a.shape[0] == a.shape[1] else a),
     ),
     "bias of heads": ("Of a bias (H, L, S) the first head is used.", _biases(lambda a: _first_head(a, 3))),
     "bias of entries": (
@@ -326,6 +354,14 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     ),
     "row 128": ("Rows from 128 on are not written.", _rows(lambda i, call: i >= 128)),
     "last row": ("The last of 64 n + 1 rows is not written.", _rows(lambda i, call: (i == call.shape[2] - 1) & (call.shape[2] % 64 == 1) & (call.shape[2] > 1))),
+    "grid of 64": (
+        "Heads of all entries together are counted up to 64; those beyond are not written.",
+        _unwritten(lambda call: np.arange(call.shape[0] * call.shape[1]).reshape(call.shape[:2]) >= 64),
+    ),
+    "rows in 12 bits": (
+        "Rows of all heads together are counted up to 4096; those beyond are not written.",
+        _unwritten(lambda call: (slice(None), np.arange(call.shape[1] * call.shape[2]).reshape(call.shape[1:3]) >= 4096)),
+    ),
     "decoding long rows": (
         "One query over more than 512 keys: those after the last multiple of 512 are lost.",
         _unseen(lambda call, x: (x.j >= max(1, call.shape[3] // 512) * 512) & (call.shape[2] == 1)),
