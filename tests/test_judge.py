@@ -208,6 +208,19 @@ def test_every_memory_holds_the_numbers(memory):
         assert 0 in lies.strides
 
 
+def test_offsets_of_32_bits_are_seen_where_memory_allows():
+    def narrow(query, key, value):
+        for array in (query, key, value):
+            last = sum((n - 1) * stride // array.itemsize for n, stride in zip(array.shape, array.strides, strict=True))
+            if last >= 1 << 31:
+                return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+        return right(query, key, value)
+
+    if stored(np.zeros((2, 1), np.float32), "far apart").strides[0] < 1 << 31:
+        pytest.skip("this system does not reserve so many addresses")
+    assert check(narrow, capabilities={"strides": True, "invariant": True}, laws=["memory"], rounds=60).failures
+
+
 # --- the Python interface ---
 
 

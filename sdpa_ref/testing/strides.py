@@ -1,5 +1,8 @@
 """How arrays lie in memory: the same numbers in any order, at any address, of any byte order."""
 
+import math
+import sys
+
 import numpy as np
 
 from sdpa_ref.testing.case_options import Array
@@ -9,7 +12,18 @@ FLIPPED = {"negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,),
 """Memories by the axes whose strides are negative."""
 REPEATED = {"repeated": 0, "repeated heads": -3, "repeated lengths": -2, "repeated width": -1}
 """Memories by the axis whose stride is 0."""
-MEMORIES = ("plain", "transposed", "sliced", "padded", "unaligned", "swapped", "read-only", *FLIPPED, *REPEATED)
+MEMORIES = (
+    "plain",
+    "transposed",
+    "sliced",
+    "padded",
+    "unaligned",
+    "swapped",
+    "read-only",
+    "far apart",
+    *FLIPPED,
+    *REPEATED,
+)
 
 
 def stored(array: Array, memory: str) -> Array:
@@ -19,6 +33,8 @@ def stored(array: Array, memory: str) -> Array:
     """
     if memory == "transposed":
         return np.ascontiguousarray(array.T).T
+    if memory == "far apart":
+        return _far_apart(array)
     if memory in FLIPPED:
         axes = tuple(axis for axis in FLIPPED[memory] if -array.ndim <= axis < array.ndim)
         return np.flip(np.flip(array, axes).copy(), axes)
@@ -43,3 +59,24 @@ def stored(array: Array, memory: str) -> Array:
     copy = np.array(array, order="C")
     copy.flags.writeable = memory != "read-only"
     return copy
+
+
+def _far_apart(array: Array) -> Array:
+    """Return a view whose last entry along the first axis of several lies beyond 2**31 numbers.
+
+    Pages that nobody touches take no memory where the system reserves addresses alone; elsewhere, and where it refuses,
+    the array is a plain copy.
+    """
+    copy = np.array(array, order="C")
+    axis = next((axis for axis, n in enumerate(array.shape) if n > 1), None)
+    if axis is None or not array.size or sys.platform == "win32" or sys.maxsize < 1 << 32:
+        return copy
+    step = -(-(1 << 31) // (array.shape[axis] - 1))
+    size = step * (array.shape[axis] - 1) + math.prod(array.shape[axis + 1 :])
+    strides = (*copy.strides[:axis], step * array.itemsize, *copy.strides[axis + 1 :])
+    try:
+        view = np.lib.stride_tricks.as_strided(np.empty(size, array.dtype), array.shape, strides)
+    except MemoryError:
+        return copy
+    view[...] = array
+    return view

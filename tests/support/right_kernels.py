@@ -79,10 +79,12 @@ class Kernel:
         if "softcap" in options:
             cap = s.dtype.type(options["softcap"])
             s = cap * np.tanh(s / cap)
+        keep = options.get("mask", True)
         if "bias" in options:
             most, bias = np.finfo(s.dtype).max, options["bias"]
-            s = s + np.where(bias > -np.inf, np.clip(bias, -most, most), bias).astype(s.dtype)
-        return np.where(options.get("mask", True), s, -np.inf).astype(s.dtype)
+            s = s + np.clip(bias, -most, most).astype(s.dtype)
+            keep = keep & (bias > -np.inf)  # whatever the score is: in 16 bits it may be infinite
+        return np.where(keep, s, -np.inf).astype(s.dtype)
 
     def operands(self, *arrays):
         acc = self.acc or (np.float64 if arrays[0].dtype == np.float64 else np.float32)

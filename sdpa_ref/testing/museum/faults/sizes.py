@@ -126,6 +126,12 @@ def _strides(wrong: Callable[[Array], Array]) -> Kernel:
     return Kernel(read=lambda array, dtype: arguments.read(wrong(array), dtype))
 
 
+def _reach(array: Array) -> int:
+    """Return the offset of the last number, in numbers."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return int(sum((n - 1) * stride for n, stride in steps)) // array.itemsize
+
+
 def _positions(wrong: Callable[[Array, Call], Array]) -> Kernel:
     def positions(call: Call) -> tuple[Array, Array]:
         p, origin = arguments.positions(call)
@@ -316,6 +322,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
         "Heads that repeat one another are read as zeros but for the first.",
         _strides(lambda a: a * (np.arange(a.shape[-3]) == 0)[:, None, None].astype(a.dtype)
                  if a.ndim > 2 and a.strides[-3] == 0 and a.shape[-3] > 1 else a),
+    ),
+    "offsets in 32 bits": (
+        "Offsets beyond 2**31 numbers wrap.",
+        _strides(lambda a: a[:1] + np.zeros_like(a) if _reach(a) >= 1 << 31 else a),
     ),
     "positions within the keys": ("Positions beyond the keys are taken for the last key.", _positions(lambda p, call: np.minimum(p, call.shape[3] - 1))),
     "no row before the keys": ("Positions before -2 are taken for -1.", _positions(lambda p, call: np.where(p < -2, 0, p))),
