@@ -81,7 +81,7 @@ def case(
         tile, or any), "huge" makes scores of 1e5, "ties" draws keys from two vectors, "integers" has small integers,
         "low" an lse far below -88, "one key" hides the others behind it, and "tiny" has values that 16 bits hold badly.
     memory : str
-        One of `strides.MEMORIES`: how the arrays lie there.
+        One of `strides.MEMORIES`: how the arrays lie there, masks and biases too.
     mask : tuple of str
         Of `case_options.MASKS`, each after the first preceded by "&" or "|", any by "~", as in
         ``("causal", "|~window")``.
@@ -140,6 +140,7 @@ def case(
     elif layout == "LHE":
         arrays, options["layout"] = [array.swapaxes(-2, -3) for array in arrays], layout
     query, key, value = (stored(array, memory) for array in arrays)
+    options = {name: _stored(option, memory) for name, option in options.items()}
     return Case(query, key, value, options, recipe)
 
 
@@ -182,6 +183,13 @@ def edge(rng: np.random.Generator, n: int, shape: Any) -> Array:
         likely = [n - 1, n - 1, *(j for j in (32_767, 32_768, 65_535, 65_536) if j < n)]
     indices: Array = np.where(rng.random(shape) < 0.5, rng.choice(likely, shape), rng.integers(n, size=shape))
     return indices
+
+
+def _stored(option: Any, memory: str) -> Any:
+    """Return the mask or the bias in this memory; other options as they are."""
+    if isinstance(option, tuple):
+        return tuple(_stored(part, memory) for part in option)
+    return stored(option, memory) if isinstance(option, np.ndarray) and option.ndim > 1 else option
 
 
 def _numbers(

@@ -28,7 +28,11 @@ def fitted(given: Case, claims: Capabilities) -> Case:
     arrays, options = list(given.arrays), dict(given.options)
     if not claims.broadcasting and arrays[0].ndim > 2:
         lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
-        arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:])), order="C") for array in arrays]
+        full = [(*lead, *array.shape[-3:]) for array in arrays]
+        arrays = [  # one that has all axes stays as it lies in memory
+            array if array.shape == shape else np.array(np.broadcast_to(array, shape), order="C")
+            for array, shape in zip(arrays, full, strict=True)
+        ]
     mask = options.get("mask")
     if mask is not None and not _taken(given, claims):
         options["mask"] = dense(given)

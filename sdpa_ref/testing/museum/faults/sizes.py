@@ -129,7 +129,8 @@ def _strides(wrong: Callable[[Array], Array]) -> Kernel:
 def _reach(array: Array) -> int:
     """Return the offset of the last number, in numbers."""
     steps = zip(array.shape, array.strides, strict=True)
-    return int(sum((n - 1) * stride for n, stride in steps)) // array.itemsize
+    last: int = sum((n - 1) * stride for n, stride in steps)
+    return last // int(array.itemsize)
 
 
 def _positions(wrong: Callable[[Array, Call], Array]) -> Kernel:
