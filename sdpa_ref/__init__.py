@@ -30,6 +30,7 @@ from sdpa_ref.masks.rules import *  # noqa: F403
 from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
 from sdpa_ref.state import AttentionState
+from sdpa_ref.stored import Float8, Int4, Int8, Paged, Quantized
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,10 +40,15 @@ __all__ = [
     "BackendUnavailable",
     "Dropout",
     "Embedding",
+    "Float8",
     "Gradients",
+    "Int4",
+    "Int8",
     "Linear",
     "Mask",
     "MultiHeadAttention",
+    "Paged",
+    "Quantized",
     "SpatialAttention",
     "Stages",
     "alibi_slopes",

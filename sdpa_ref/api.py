@@ -28,6 +28,7 @@ def sdpa(
     softcap: float | None = None,
     sink: Any = None,
     query_offset: Any = None,
+    key_positions: Any = None,
     score_mod: ScoreMod | None = None,
     dropout: Dropout | None = None,
     layout: str = "HLE",
@@ -43,9 +44,9 @@ def sdpa(
     ----------
     query : array, shape (..., Hq, L, E)
         float16, bfloat16, float32 or float64. Two axes mean one head without a head axis.
-    key : array, shape (..., Hkv, S, E)
+    key : array, Paged or Quantized, shape (..., Hkv, S, E)
         ``Hq`` is a multiple of ``Hkv``: query head h reads key head ``h // (Hq // Hkv)``.
-    value : array, shape (..., Hkv, S, Ev)
+    value : array, Paged or Quantized, shape (..., Hkv, S, Ev)
         Leading axes broadcast. Strides are free, and nothing is written to.
     mask : Mask or bool array, optional
         What a query may attend to (True): an object such as ``Causal() & KeyLengths(n)``, or an array that broadcasts
@@ -61,6 +62,10 @@ def sdpa(
     query_offset : int, int array over the batch, "start" or "end", optional
         Position of the first query among the keys. Needed when L and S differ and the mask or ALiBi depends on
         positions: "start" puts the first query on the first key, "end" the last (valid) query on the last (valid) key.
+    key_positions : int array, shape (S,) or (*batch, S), optional
+        Positions of the keys, at least 0 and strictly increasing over the valid ones, where they are not 0, 1, 2 and so
+        on: in a cache that has dropped keys. `Causal`, `Window`, `Prefix`, `Chunked`, `FirstTokens` and `ALiBi` go by
+        them; all else counts keys as they lie. What depends on positions then needs `query_offset`.
     score_mod : callable, optional
         ``f(s, b, h, i, j)``, applied elementwise to scores and indices, written with NumPy functions. The Numba backend
         builds a function that is decorated with ``numba.njit`` into its kernel.
@@ -111,7 +116,7 @@ def sdpa(
         raise unknown_keyword(unknown)
     problem, caller = pose(
         query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink, query_offset=query_offset,
-        score_mod=score_mod, dropout=dropout, layout=layout, out=out, output=True,
+        key_positions=key_positions, score_mod=score_mod, dropout=dropout, layout=layout, out=out, output=True,
     )  # fmt: skip
     return caller.output(registry.choose(problem, backend).forward(problem, OUTPUT).output)
 
@@ -130,7 +135,7 @@ def sdpa_state(
 
     Parameters
     ----------
-    query, key, value, mask, bias, scale, softcap, query_offset, score_mod, dropout, layout, backend, out
+    query, key, value, mask, bias, scale, softcap, query_offset, key_positions, score_mod, dropout, layout, backend, out
         As in `sdpa`. There is no `sink`: merge the states, then add it once with `AttentionState.with_sink`.
         Under `Causal`, `Window` and whatever else depends on the position, the `query_offset` of a piece of the keys is
         that of the whole, as a number, less the first key of the piece: "end" would align each piece for itself.
@@ -164,7 +169,7 @@ def sdpa_weights(
 
     Parameters
     ----------
-    query, key, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, backend, out
+    query, key, mask, bias, scale, softcap, sink, query_offset, key_positions, score_mod, dropout, layout, backend, out
         As in `sdpa`.
 
     Returns
@@ -197,7 +202,7 @@ def sdpa_stages(
 
     Parameters
     ----------
-    query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout
+    query, key, value, mask, bias, scale, softcap, sink, query_offset, key_positions, score_mod, dropout, layout
         As in `sdpa`.
     backend : str
         Only the reference has stages.
@@ -235,9 +240,11 @@ def sdpa_vjp(
 
     Parameters
     ----------
-    query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, backend
+    query, key, value, mask, bias, scale, softcap, sink, query_offset, key_positions, score_mod, dropout, layout
         As in `sdpa`. A `score_mod` must have its derivative by s as an attribute:
         ``score_mod.derivative(s, b, h, i, j)``.
+    backend : str, optional
+        One that has gradients.
     grad_output : array, shape of the output
         Gradient by the output; any of the float types.
     grad_lse : array, shape of the lse, optional
@@ -276,8 +283,10 @@ def sdpa_with_vjp(
 
     Parameters
     ----------
-    query, key, value, mask, bias, scale, softcap, sink, query_offset, score_mod, dropout, layout, backend
-        As in `sdpa_vjp`; the backend is one that has gradients.
+    query, key, value, mask, bias, scale, softcap, sink, query_offset, key_positions, score_mod, dropout, layout
+        As in `sdpa_vjp`.
+    backend : str, optional
+        One that has gradients.
 
     Returns
     -------

@@ -15,6 +15,7 @@ from sdpa_ref.arrays import Array, is_aligned, module_of
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import Band, Grid, Intervals, Mask
+from sdpa_ref.storage import Stored
 
 ScoreMod = Callable[..., Any]
 OUTPUT = frozenset({"output"})  # what most calls want
@@ -53,9 +54,10 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
-    query, key, value : array
+    query, key, value : array; key and value also Stored
         Views ``(*batch, Hq, L, E)``, ``(..., Hkv, S, E)`` and ``(..., Hkv, S, Ev)`` of type `dtype`; the leading axes
-        of key and value broadcast to the batch. `value` is None where only weights are wanted.
+        of key and value broadcast to the batch. `value` is None where only weights are wanted. Pages and codes are
+        `Stored`, in types of their own.
     out : array or None
         View ``(*batch, Hq, L, Ev)`` that receives the output; None: a new array.
     scale, softcap : float, float or None
@@ -72,6 +74,8 @@ class Problem(NamedTuple):
     offset, positions : int or int64 array, int64 array or None
         A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,
         where documents share a row.
+    key_positions : int64 array or None
+        The positions of the keys for ALiBi, broadcastable to ``(*batch, S)``, where they are not 0, 1, 2 and so on.
     sink : float64 array (Hq,) or None
         One logit a head that only adds to the denominator.
     score_mod : callable or None
@@ -108,6 +112,12 @@ class Problem(NamedTuple):
     rules: tuple[Mask, ...] = ()
     biases: tuple[Array, ...] = ()
     grid: Grid | None = None  # what the rules are laid over
+    key_positions: Array = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether keys or values are pages or codes."""
+        return type(self.key) is Stored or type(self.value) is Stored
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -213,7 +223,11 @@ class Problem(NamedTuple):
     def aligned(self) -> "Problem":
         """Return the problem with copies of the inputs that do not lie at multiples of their items' size."""
         names = ("query", "key", "value", "keep", "bias")
-        moved = {name: array.copy() for name in names if not is_aligned(array := getattr(self, name))}
+        moved = {
+            name: array.copy()
+            for name in names
+            if type(array := getattr(self, name)) is not Stored and not is_aligned(array)
+        }
         return self._replace(**moved) if moved else self
 
     def kept(self) -> Array:
@@ -247,7 +261,8 @@ class Problem(NamedTuple):
 
     def distances(self) -> Any:
         """Return how far each key is from each query's position, a NumPy array that broadcasts to the scores."""
-        return np.abs(self.stands()[..., None, :, None] - np.arange(self.S))
+        keys = np.arange(self.S) if self.key_positions is None else self.key_positions[..., None, None, :]
+        return np.abs(self.stands()[..., None, :, None] - keys)
 
     def stands(self) -> Any:
         """Return where each query stands, an int64 array that broadcasts to ``(*batch, L)``."""

@@ -21,6 +21,7 @@ class StageOptions(TypedDict, total=False):
     scale: float | None
     softcap: float | None
     query_offset: Any
+    key_positions: Any
     score_mod: ScoreMod | None
     dropout: Dropout | None
     layout: str

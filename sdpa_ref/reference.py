@@ -7,6 +7,7 @@ import numpy as np
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.reference_vjp import vjp
+from sdpa_ref.storage import Stored
 
 __all__ = ["ARRAYS", "TASKS", "Stages", "forward", "stages", "unavailable", "unsupported", "vjp"]
 
@@ -116,8 +117,9 @@ def softmax(s: Array, keep: Array, sink: Array | None) -> Softmax:
     return Softmax(m, z, np.where(keep, e / divisor[..., None], 0), e_sink / divisor)
 
 
-def wide(array: Array) -> Array:
-    """Return a float64 copy in C order: sums must not depend on the caller's strides."""
+def wide(array: Array | Stored) -> Array:
+    """Return a float64 copy in C order: sums must not depend on the caller's strides. Pages are gathered."""
+    array = array.dense() if isinstance(array, Stored) else array
     return np.array(array, np.float64, order="C")
 
 

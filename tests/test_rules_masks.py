@@ -162,6 +162,8 @@ def test_rule_11_masks_combine_like_sets(backend):
             ):
                 if "Packed" in (a, b) and (a, b) != ("Packed", "Packed"):
                     continue  # positions then count within documents
+                if {name.partition(",")[0] for name in (a, b)} == {"Tree", "KeyLengths"}:
+                    continue  # the tree's nodes are then the last keys that exist
                 np.testing.assert_array_equal(mask.dense(5, 7, batch=(2,), heads=6, query_offset=1), expected)
                 weights = sdpa_weights(q, k, mask=mask, query_offset=1, backend=backend)
                 np.testing.assert_array_equal(weights > 0, expected, err_msg=repr(mask))

@@ -8,11 +8,13 @@ import numpy as np
 
 from sdpa_ref.backend import OUTPUT, Problem, Result
 from sdpa_ref.masks import Band, Intervals
+from sdpa_ref.storage import Stored
 
 from .kernels.record import ALL, BAND, FORWARD, INTERVALS
 from .plan import FEW_ROWS, plan_for
 from .runtime.call import HEADER
 from .runtime.threads import run, team
+from .stored import described
 
 BIAS_CODES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
 _WRITTEN = FORWARD.fields["B"][1]  # type: ignore[index]  # bytes of the record that Python writes
@@ -30,7 +32,8 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
     only_output = want is OUTPUT or want == OUTPUT
-    bare = bias is None and keep is None and slopes is None and sink is None and softcap is None
+    stored = type(key) is Stored or type(value) is Stored
+    bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
     if bare and score_mod is None and dropout is None and only_output:
         if visible is None:
             return _solve_short(problem, _PLAIN)
@@ -45,7 +48,10 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         out = None
     elif out is None:
         out = problem.new_output()
-    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod)
+    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod, stored)
+    source, kept = 0, None
+    if stored:
+        key, value, source, kept = described(problem)
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = m = z = weights = arrays = None
@@ -71,12 +77,12 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
         *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
-        _address(sink), kind, entries, 0 if bias is None else bias_code(bias.dtype), not final,
-        first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, softcap or 0.0,
+        _address(problem.key_positions), _address(sink), kind, entries, 0 if bias is None else bias_code(bias.dtype),
+        not final, first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0,
         1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
-    del arrays  # until here the kernel reads them
+    del arrays, kept  # until here the kernel reads them
     return Result(out, lse, weights, m, z)
 
 

@@ -137,7 +137,7 @@ def with_slopes(problem: Problem, product: int) -> tuple[Problem, Array, Array]:
     with np.errstate(all="ignore"):
         s, derivative = (applied(problem, f, biased) for f in (function, function.derivative))
         slope = derivative if problem.softcap is None else derivative * (1 - (capped / problem.softcap) ** 2)
-    part = problem._replace(softcap=None, bias=s, slopes=None, positions=None, keep=keep, score_mod=None)
+    part = problem._replace(softcap=None, bias=s, slopes=None, keep=keep, score_mod=None)
     return part, np.ascontiguousarray(slope, s.dtype), derivative
 
 
@@ -157,7 +157,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
     arrays = (
         problem.query, problem.key, problem.value, flow.output, flow.grad, flow.m, flow.factor, flow.grad_lse,
         gradients.query, gradients.key, gradients.value, gradients.bias, slope, *intervals, problem.keep, problem.bias,
-        problem.slopes, problem.positions,
+        problem.slopes, problem.positions, problem.key_positions,
     )  # fmt: skip
     for name, array in zip(backward.Arrays._fields, arrays, strict=True):
         n[name] = 0 if array is None else id(array)

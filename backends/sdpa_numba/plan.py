@@ -22,10 +22,13 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any) -> Plan:
+def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, stored: bool = False) -> Plan:
     """Return the plan for inputs of this type; `few`: the kernel for few rows, which knows no `general` options."""
     sizes = sizes_for("float64" if dtype == np.float64 else "float32", *host_registers())
-    kernel = few_rows.kernel(dtype.name, sizes) if few else many_rows.kernel(dtype.name, sizes, general, score_mod)
+    if few:
+        kernel = few_rows.kernel(dtype.name, sizes, stored)
+    else:
+        kernel = many_rows.kernel(dtype.name, sizes, general, score_mod, stored)
     return Plan(kernel.address, native(settle_few_rows if few else settle_many_rows), _table(sizes).ctypes.data)
 
 

@@ -87,7 +87,7 @@ def with_scores(problem: Problem, product: int) -> Problem:
         s = applied(problem, problem.score_mod, s)
     return problem._replace(
         form=problem.form._replace(E=0), query=problem.query[..., :0], key=problem.key[..., :0], scale=1.0,
-        softcap=None, bias=s, slopes=None, positions=None, keep=keep, score_mod=None,
+        softcap=None, bias=s, slopes=None, keep=keep, score_mod=None,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.storage import Stored
 
 
 class Caller(NamedTuple):
@@ -103,7 +104,10 @@ class Caller(NamedTuple):
 
 
 def differentiable(problem: Problem) -> Problem:
-    """Return the problem itself, or raise the error of a score_mod that has no derivative."""
+    """Return the problem itself, or raise the error of keys that are stored, or of a score_mod without derivative."""
+    for name in ("key", "value"):
+        if isinstance(getattr(problem, name), Stored):
+            raise NotImplementedError(f"gradients need dense arrays, {name} is Paged or Quantized: pass {name}.dense()")
     if problem.score_mod is not None and not callable(getattr(problem.score_mod, "derivative", None)):
         raise NotImplementedError(
             "gradients need the derivative of score_mod by s: set score_mod.derivative = f(s, b, h, i, j)"

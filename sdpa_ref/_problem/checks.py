@@ -10,12 +10,15 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind,
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
+from sdpa_ref.storage import Stored
 
 Shape = tuple[int, ...]
 
 
 def heads_first(array: Array, layout: str) -> Array:
     """Return a view (..., H, length, width)."""
+    if type(array) is Stored:
+        return array.heads_first(layout)
     if array.ndim == 2:
         return array[None]
     return array.swapaxes(-2, -3) if layout == "LHE" else array
@@ -55,7 +58,9 @@ def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, 
 
 def native(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return the array in this type; a copy only where type or byte order ask for it."""
-    return array if array.dtype == dtype else ieee(array.astype)(dtype)
+    if type(array) is Stored or array.dtype == dtype:
+        return array
+    return ieee(array.astype)(dtype)
 
 
 def bias_parts(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> tuple[tuple[Array, ...], Array]:
@@ -153,7 +158,7 @@ def one_kind(arrays: dict[str, Array]) -> None:
     """Raise a TypeError unless all arrays live in the same kind of memory."""
     if "cupy" not in sys.modules:
         return
-    kinds = {name: kind(array) for name, array in arrays.items()}
+    kinds = {name: kind(array.numbers if type(array) is Stored else array) for name, array in arrays.items()}
     if len(set(kinds.values())) > 1:
         got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
         raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")

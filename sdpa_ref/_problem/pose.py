@@ -8,11 +8,26 @@ import numpy as np
 from sdpa_ref._problem import checks
 from sdpa_ref._problem.caller import Caller
 from sdpa_ref._problem.form import Arrays, arrays_alike, arrays_of
+from sdpa_ref._problem.stored import check_layout, check_tables, stored_or_array, with_lengths
 from sdpa_ref.arrays import Array, as_array, kind, module_of, real_number, result_dtype
 from sdpa_ref.backend import Form, Problem, ScoreMod
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
-from sdpa_ref.masks import Band, BooleanArray, Grid, Intervals, Mask, as_mask, leaves, normal, place_queries
+from sdpa_ref.masks import (
+    FAR,
+    Band,
+    BooleanArray,
+    Grid,
+    Intervals,
+    Mask,
+    as_mask,
+    leaves,
+    normal,
+    place_queries,
+    placed_keys,
+    valid_keys,
+)
+from sdpa_ref.storage import Stored
 
 NO_VALUE: Any = object()  # instead of a value where only weights are wanted
 
@@ -28,6 +43,7 @@ def pose(
     softcap: float | None = None,
     sink: Any = None,
     query_offset: Any = None,
+    key_positions: Any = None,
     score_mod: ScoreMod | None = None,
     dropout: Dropout | None = None,
     layout: str = "HLE",
@@ -38,10 +54,16 @@ def pose(
 
     With `output` the problem has somewhere to put the output: `out`, or a new array in the caller's layout.
     """
+    stored = False
     if type(value) is not np.ndarray or type(key) is not np.ndarray or type(query) is not np.ndarray:
-        query, key = as_array("query", query), as_array("key", key)
-        value = None if value is NO_VALUE else as_array("value", value)
+        query = as_array("query", query)
+        key = stored_or_array("key", key, query.dtype)
+        value = None if value is NO_VALUE else stored_or_array("value", value, query.dtype)
         checks.one_kind({"query": query, "key": key} | ({} if value is None else {"value": value}))
+        stored = type(key) is Stored or type(value) is Stored
+        if stored:
+            check_layout(layout, key=key, value=value)
+            mask = with_lengths(mask, key, value)
     arrays, L, S = _arrays(query, key, value, layout)
     form, headless, heads_missing, as_given, own_scale, largest, tiny, caller = arrays
     q, k, v = query, key, value
@@ -55,7 +77,8 @@ def pose(
             q = np.broadcast_to(q, (*form.batch, *q.shape[-3:]))
 
     plain = mask is None and bias is None and sink is None and scale is None and softcap is None
-    if plain and query_offset is None and score_mod is None and dropout is None and out is None:
+    plain = plain and query_offset is None and score_mod is None and dropout is None and out is None
+    if plain and key_positions is None and not stored:
         place = _new_output(form, L, headless or layout == "HLE") if output else None
         plain_problem: Problem = tuple.__new__(Problem, (form, q, k, v, place, own_scale) + _NO_OPTIONS)  # noqa: RUF005  # a list first
         return plain_problem, caller
@@ -64,9 +87,13 @@ def pose(
     seen, slopes = _ALL, None
     if bias is not None:
         biases, slopes = checks.bias_parts(bias, form.batch, form.Hq, L, S)
-    if mask is not None or slopes is not None or query_offset is not None:
+    if mask is not None or slopes is not None or query_offset is not None or key_positions is not None:
         mask = None if mask is None else as_mask(mask)
-        seen = _seen(mask, query_offset, form, L, S, slopes is not None)
+        if key_positions is not None:
+            key_positions = placed_keys(key_positions, mask, form.batch, S)
+        seen = _seen(mask, query_offset, form, L, S, slopes is not None, key_positions)
+    if stored:
+        check_tables(form, seen.visible, L, S, key=k, value=v)
     if (biases or seen.boolean) and "cupy" in sys.modules:
         named = {f"bias {n}": part for n, part in enumerate(biases)}
         named |= {f"mask {n}": part.array for n, part in enumerate(seen.boolean)}
@@ -95,7 +122,7 @@ def pose(
         Problem,
         (form, q, k, v, place, scale, softcap, visible, keep, biases[0] if len(biases) == 1 else None, slopes, offset,
          positions, None if sink is None else logits, score_mod, dropout, 0, False,
-         grid is not None or len(biases) > 1, rules, biases, grid),
+         grid is not None or len(biases) > 1, rules, biases, grid, key_positions if slopes is not None else None),
     )  # fmt: skip
     return problem, caller
 
@@ -189,36 +216,42 @@ def _misfit(arrays: dict[str, Array], layout: Any) -> Exception:
     raise AssertionError("arrays fit and yet they did not")
 
 
-def _seen(mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alibi: bool) -> _Seen:
+def _seen(
+    mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alibi: bool, key_positions: Array = None
+) -> _Seen:
     """Return what mask and offset come to."""
     name = None
     if mask is not None:
         known = mask.__dict__.get("_seen")
-        if known is not None and (query_offset is None or type(query_offset) is str or type(query_offset) is int):
+        same = key_positions is None and (query_offset is None or type(query_offset) in (str, int))
+        if known is not None and same:
             name = form, L, S, query_offset, alibi
             if known[0] == name:
                 found: _Seen = known[1]
                 return found
-        mask._check(form.batch, form.Hq, L, S)
-    offset, documents = place_queries(mask, query_offset, form.batch, L, S, alibi=alibi)
+        for part in (mask,) if key_positions is None else leaves(mask):  # positions may be larger than S
+            keys = FAR if key_positions is not None and part.counts_in_documents else S
+            part._check(form.batch, form.Hq, L, keys)
+    offset, documents = place_queries(mask, query_offset, form.batch, L, S, alibi=alibi, key_positions=key_positions)
     positions = None if documents is None or not alibi else np.broadcast_to(documents[0], (*form.batch, L))
     if mask is None:
         return _Seen(offset=offset, positions=positions)
-    if documents is None:
+    if documents is None and key_positions is None:
         band = mask._band()
         if band is not None:
             placed = tuple.__new__(Band, (offset,) + band[1:])  # noqa: RUF005  # unpacking makes a list first
             return tuple.__new__(_Seen, (placed, None, offset, None, (), None, ()))
     if type(mask) is BooleanArray and mask.per_row:
         return _Seen(None, mask.array, offset, positions, boolean=(mask,))
-    grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind)
+    lengths = valid_keys(mask, L)
+    grid = Grid(form.batch, form.Hq, L, S, offset, documents, form.kind, lengths, key_positions)
     visible, boolean, rules = normal(mask, grid)
     if len(boolean) == 1 and not rules:
         return _Seen(visible, boolean[0].array, offset, positions, boolean=boolean)
     rules = (*rules, *boolean)
     seen = _Seen(visible, None, offset, positions, rules, grid if rules else None, boolean)
     if isinstance(visible, Intervals) and not any(isinstance(part, BooleanArray) for part in leaves(mask)):
-        if query_offset is None or type(query_offset) is str or type(query_offset) is int:
+        if same:
             mask.__dict__["_seen"] = (form, L, S, query_offset, alibi), seen  # for the next layer of a model
     return seen
 
@@ -231,7 +264,10 @@ def _check_out(
     form = arrays.form
     rows = (form.Hq, L) if layout == "HLE" or arrays.headless else (L, form.Hq)
     shape = (*form.batch, *rows, form.Ev) if inputs[2] is not None else (*form.batch, form.Hq, L, S)
-    used = [array for array in inputs if array is not None]
+    used = []
+    for array in inputs:
+        parts = (array.numbers, array.table, array.scale, array.offset) if type(array) is Stored else (array,)
+        used += [part for part in parts if part is not None]
     parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
     used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
     used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []

@@ -5,18 +5,19 @@
 """
 
 from sdpa_ref.masks import documents, rules
-from sdpa_ref.masks.algebra import RULES, BooleanArray, Mask, as_mask, joined, leaves
+from sdpa_ref.masks.algebra import RULES, All, BooleanArray, Mask, as_mask, joined, leaves
 from sdpa_ref.masks.band import FAR, Band
 from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those files list
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Intervals
-from sdpa_ref.masks.positions import place_queries
+from sdpa_ref.masks.positions import place_queries, placed_keys, valid_keys
 from sdpa_ref.masks.reduction import Normal, normal
 from sdpa_ref.masks.rules import *  # noqa: F403
 
 __all__ = [
     "FAR",
     "RULES",
+    "All",
     "Band",
     "BooleanArray",
     "Grid",
@@ -28,6 +29,8 @@ __all__ = [
     "leaves",
     "normal",
     "place_queries",
+    "placed_keys",
+    "valid_keys",
 ]
 __all__ += documents.__all__
 __all__ += rules.__all__

@@ -30,7 +30,7 @@ class Mask(Frozen):
     """
 
     positional = False  # whether the meaning depends on where the queries stand
-    counts_in_documents = False  # whether `Packed` changes what is counted
+    counts_in_documents = False  # whether `Packed` or `key_positions` change what is counted
 
     def __and__(self, other: Any) -> "Mask":
         return All((*_flat(self, All), *_flat(as_mask(other), All)))
@@ -132,7 +132,7 @@ class Mask(Frozen):
 
     def _grid(self, L: int, S: int, batch: tuple[int, ...] | None, heads: int | None, query_offset: Any) -> Grid:
         """Return the grid of a mask that is looked at on its own, with the axes that its arrays ask for."""
-        from sdpa_ref.masks.positions import place_queries  # it reads the rules, which are made of this class
+        from sdpa_ref.masks.positions import place_queries, valid_keys  # they read rules, made of this class
 
         L, S = count("L", L), count("S", S)
         try:
@@ -146,7 +146,7 @@ class Mask(Frozen):
         heads = max(own for _, own in axes) if heads is None else count("heads", heads)
         self._check(batch, heads, L, S)
         offset, documents = place_queries(self, query_offset, batch, L, S)
-        return Grid(batch, heads, L, S, offset, documents)
+        return Grid(batch, heads, L, S, offset, documents, lengths=valid_keys(self, L))
 
     def _band(self) -> Band | None:
         """Return the visible keys as a band, or None where none can say it."""
@@ -155,7 +155,11 @@ class Mask(Frozen):
     def _rows(self, grid: Grid) -> Rows | None:
         """Return the visible keys as intervals, or None where intervals cannot say it."""
         band = self._band()
-        return None if band is None else band.on(grid.positions, grid.origin if self.counts_in_documents else 0)
+        if band is None:
+            return None
+        if not self.counts_in_documents:
+            return band.on(grid.positions, 0)
+        return grid.slots(band.on(grid.positions, grid.origin))
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         """Return which keys the rows [i0, i1) see: booleans that broadcast to (*batch, Hq, i1 - i0, S)."""

@@ -151,7 +151,8 @@ class Packed(Mask):
 class Tree(Mask):
     """Queries are nodes of a tree and attend to themselves and their ancestors (speculative decoding).
 
-    The nodes are the last L keys; every key before them is visible to all.
+    The nodes are the last L keys that exist, as a `KeyLengths` joined by & at the top says; every key before them is
+    visible to all.
 
     Parameters
     ----------
@@ -181,14 +182,16 @@ class Tree(Mask):
         put(self, "parents", parents)
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        past = grid.S - grid.L
-        keep = np.zeros((*self.parents.shape[:-1], i1 - i0, grid.S), bool)
-        keep[..., :past] = True
+        past = np.maximum(np.asarray(grid.S if grid.lengths is None else grid.lengths) - grid.L, 0)
+        lead = np.broadcast_shapes(past.shape, self.parents.shape[:-1])
+        past, parents = np.broadcast_to(past, lead), np.broadcast_to(self.parents, (*lead, grid.L))
+        keep = np.empty((*lead, i1 - i0, grid.S), bool)
+        keep[...] = np.arange(grid.S) < past[..., None, None]
         node = np.broadcast_to(np.arange(i0, i1), keep.shape[:-1])
         while (node >= 0).any():  # all rows climb towards their roots together
             at = np.nonzero(node >= 0)
-            keep[(*at, past + node[at])] = True
-            node = np.where(node >= 0, np.take_along_axis(self.parents, np.maximum(node, 0), -1), -1)
+            keep[(*at, past[at[:-1]] + node[at])] = True
+            node = np.where(node >= 0, np.take_along_axis(parents, np.maximum(node, 0), -1), -1)
         return keep[..., None, :, :]
 
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:

@@ -1,11 +1,15 @@
 """What a mask is laid over: the sizes of a problem, and where its queries stand."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdpa_ref.arrays import module_of
-from sdpa_ref.masks.intervals import Bound
+from sdpa_ref.masks.intervals import Bound, Rows
+
+_BEYOND = (1 << 41) + 1  # every position of a key, and those of what is no key, are nearer
+_APART = 1 << 43
 
 
 class Grid(NamedTuple):
@@ -13,7 +17,9 @@ class Grid(NamedTuple):
 
     `positions` are in units of key indices and `origin` is the key index of position 0 (the first key of the row's
     document); both broadcast to ``(*batch, L)``. `offset` is the position of the first query, an int or an array that
-    broadcasts to ``(*batch,)``, or None where rows of a batch entry belong to several documents.
+    broadcasts to ``(*batch,)``, or None where rows of a batch entry belong to several documents. `lengths` says how
+    many keys an entry has, None for all S. `key_positions` are the positions of the keys where they are not 0, 1, 2
+    and so on, as `placed_keys` returns them.
     """
 
     batch: tuple[int, ...]
@@ -23,6 +29,8 @@ class Grid(NamedTuple):
     offset: Any
     documents: tuple[Bound, Bound] | None = None
     kind: str = "numpy"  # of the arrays that are attended over
+    lengths: Any = None
+    key_positions: Bound | None = None
 
     @property
     def positions(self) -> Bound:
@@ -36,6 +44,22 @@ class Grid(NamedTuple):
     def origin(self) -> Bound:
         """The key that has position 0 in the row's document."""
         return np.zeros(1, np.int64) if self.documents is None else self.documents[1]
+
+    def slots(self, rows: Rows) -> Rows:
+        """Return intervals of positions as intervals of the keys that have them."""
+        if self.key_positions is None:
+            return rows
+        return [(self._slot(start), self._slot(stop)) for start, stop in rows]
+
+    def _slot(self, bound: Bound) -> Bound:
+        """Return the number of keys whose position is below each bound."""
+        keys = np.asarray(self.key_positions)
+        lead = np.broadcast_shapes(keys.shape[:-1], bound.shape[:-1])
+        entries = np.arange(math.prod(lead)).reshape(*lead, 1)
+        keys, bound = np.broadcast_to(keys, (*lead, self.S)), np.clip(bound, -_BEYOND, _BEYOND)
+        # the keys of all entries are one sorted row when each entry lies behind the one before it
+        row, sought = (keys + entries * _APART).ravel(), bound + entries * _APART
+        return np.searchsorted(row, sought) - entries * self.S
 
     def held(self, mask: Any, i0: int, i1: int) -> Any:
         """Return which keys the rows [i0, i1) see as an array of that kind, whether an array said so or a rule did."""

@@ -28,11 +28,11 @@ class Normal(NamedTuple):
 
 
 def normal(mask: Mask, grid: Grid) -> Normal:
-    """Return the normal form of a mask that is no band, or whose rows lie in documents."""
+    """Return the normal form of a mask that is no band, or whose positions are not those of the keys."""
     band, arrays, rules = EVERYTHING, [], []
     rows: Rows | None = None
     for part in joined(mask):
-        own = part._band() if grid.documents is None else None
+        own = part._band() if grid.documents is None and grid.key_positions is None else None
         both = None if own is None else band.intersection(own)
         if both is not None:
             band = both

@@ -13,10 +13,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 FUNCTIONS = (
-    "abs arange broadcast_to clip empty exp flatnonzero full isfinite isinf log logical_and logical_or maximum minimum "
-    "ones stack tanh where zeros"
+    "abs arange broadcast_to clip empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and logical_or "
+    "maximum minimum ones rint stack take_along_axis tanh where zeros"
 ).split()
-METHODS = "all any astype copy max min reshape sum swapaxes view".split()
+METHODS = "all any argmax astype copy max min reshape sum swapaxes view".split()
 live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
 
 
@@ -48,10 +48,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
         return call(function, *args, **kwargs)
 
     def __getitem__(self, index):
-        return wrapped(self.host[index])
+        return wrapped(self.host[bare(index)])
 
     def __setitem__(self, index, value):
-        self.host[index] = bare(value)
+        self.host[bare(index)] = bare(value)
 
     def __bool__(self):
         return bool(self.host)
@@ -72,7 +72,8 @@ def bare(value):
         return value.host
     if isinstance(value, np.ndarray):
         raise TypeError(f"Unsupported type {type(value)}")
-    return [bare(x) for x in value] if isinstance(value, (list, tuple)) and not hasattr(value, "_fields") else value
+    is_sequence = isinstance(value, (list, tuple)) and not hasattr(value, "_fields")
+    return type(value)(map(bare, value)) if is_sequence else value
 
 
 def wrapped(value):

@@ -44,6 +44,7 @@ class Arrays(NamedTuple):
     bias: int
     slopes: int
     positions: int
+    key_positions: int
 
 
 BACKWARD = np.dtype(

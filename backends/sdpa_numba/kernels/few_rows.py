@@ -20,8 +20,9 @@ from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, st
 from .elementary import elementary
 from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
 from .finish import finisher, lse_of
-from .record import read_arrays, read_record
+from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
+from .stored import HEAD_BYTES, place_head
 from .views import batch, data, stride
 
 
@@ -103,13 +104,13 @@ def query_placer(dtype, sizes):
 
 
 @cache
-def kernel(dtype, sizes):
-    """Return the kernel for this type."""
+def kernel(dtype, sizes, stored=False):
+    """Return the kernel for this type, and for keys and values that may be `stored`."""
     lanes, block, chunk, size = sizes.panel, sizes.block, sizes.chunk, itemsize(sizes.acc)
     number, store, place_query = np.dtype(sizes.acc).type, storer(sizes.acc), query_placer(dtype, sizes)
     zero, nothing = number(0), number(-np.inf)
-    score, adjust = scorer(dtype, sizes), adjuster(sizes)
-    step, add_values = softmax_step(sizes), value_adder(dtype, sizes)
+    score, adjust = scorer(dtype, sizes, stored), adjuster(sizes)
+    step, add_values = softmax_step(sizes), value_adder(dtype, sizes, stored)
     write_row, merge = output(dtype, sizes)
 
     @compiled
@@ -118,14 +119,16 @@ def kernel(dtype, sizes):
         p, a = read_record(record), read_arrays(record)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
+        room_bytes = HEAD_BYTES + lanes * max(p.E, p.Ev) * size if stored else 0
         state_bytes = n * (width + 2) * size
-        scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 64)
+        scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 2 * room_bytes + 64)
         t = (scratch + 63) & -64
         keys = t + n * block * size
         values = keys + PANELS * lanes * p.E * size
         queries = values + STEP * width * size
         own = queries + n * p.E * size
         rows = rows_at(own + state_bytes, n)
+        room = own + state_bytes + 8 * FIELDS * n
         task = next_task(worker)
         while task < p.B * p.Hkv * max(chunks, 1):
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
@@ -144,8 +147,12 @@ def kernel(dtype, sizes):
                 store(z + r * size, zero)
                 q = source + at(rows.h, r) * stride(a.query, 3) + at(rows.i, r) * stride(a.query, 2)
                 place_query(q, stride(a.query, 1), p.E, queries + r * p.E * size)
-            key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
-            value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
+            if stored:
+                key_head = place_head(room, p.stored, a.query, b, kv)
+                value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
+            else:
+                key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
+                value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
             for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
                 low, high, complete = visible(rows, n, j0, min(j0 + block, p.S))
                 if low >= high:
@@ -154,7 +161,7 @@ def kernel(dtype, sizes):
                 high -= j0
                 bottom, top = low - low % lanes, high + -high % lanes
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
-                complete &= adjust(p, a, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
+                complete &= adjust(p, a, b, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
                 step(p, n, t, bottom, top, m, z, sums, width)
                 add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:

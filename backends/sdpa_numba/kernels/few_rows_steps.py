@@ -11,7 +11,8 @@ from sdpa_numba.vector.unrolled import tiler
 
 from .elementary import elementary
 from .pack import transposing, value_packer
-from .rows import at, keeps
+from .rows import at, keeps, look
+from .stored import page_at, reader, rows_packer
 from .views import data, stride
 
 PANELS = 4  # of keys at a time
@@ -51,11 +52,12 @@ def at_once(rows):
 
 
 @cache
-def scorer(dtype, sizes):
-    """Return ``score``, which makes the scores of a block."""
+def scorer(dtype, sizes, stored):
+    """Return ``score``, which makes the scores of a block. Of `stored` keys, `key` is where a `Head` is read."""
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
+    pack_panel = reader(dtype, sizes).pack_panel if stored else None
     multiply = multiplier(acc, lanes, False, acc)
 
     @part
@@ -70,7 +72,10 @@ def scorer(dtype, sizes):
             panels = PANELS if x + PANELS * lanes <= high else 1
             for y in range(0, panels):
                 first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
-                pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
+                if stored:
+                    pack_panel(key, first, count, keys + y * panel)
+                else:
+                    pack_keys(key + first * row, row, column, count, p.E, keys + y * panel, vector)
             r, scale = 0, number(p.scale)
             while r < n:
                 rows, q, c = at_once(n - r), queries + r * p.E * size, t + (r * block + x) * size
@@ -120,7 +125,7 @@ def adjuster(sizes):
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat, numbers = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), ramp(acc, lanes)
-    load_double, load_boolean = loader("float64", "float64"), loader("bool", "float32")
+    load_double, load_boolean, load_one = loader("float64", "float64"), loader("bool", "float32"), loader(acc, acc)
     half, brain, single, double = (
         bias_adder(source, sizes) for source in ("float16", "bfloat16", "float32", "float64")
     )
@@ -145,6 +150,14 @@ def adjuster(sizes):
         return double(bias, step, t, count, p.bias_drops != 0)
 
     @part
+    def subtract_alibi_there(a, b, slope, position, t, j0, low, high):
+        """Subtract the slope times the distance to the keys of ``[low, high)``, whose positions are in an array."""
+        for x in range(low, high):
+            distance = number(position) - number(look(a.key_positions, b, j0 + x, a.query) - j0)
+            distance = zero - distance if distance < zero else distance
+            store(t + x * size, load_one(t + x * size) - number(slope) * distance)
+
+    @part
     def subtract_alibi(slope, position, t, low, high):
         """Subtract the slope times the distance to the keys of ``[low, high)``, counted as the position is."""
         for x in range(low, high, lanes):
@@ -153,7 +166,7 @@ def adjuster(sizes):
             store(t + x * size, load(t + x * size) - splat(number(slope)) * distance)
 
     @part
-    def adjust(p, a, rows, n, t, j0, low, high, complete):
+    def adjust(p, a, b, rows, n, t, j0, low, high, complete):
         """Cap scores, add bias and ALiBi, give dropped keys the score -inf; return whether bias and mask drop none."""
         count, kept = min(high, p.S - j0) - low, True
         for r in range(n):
@@ -165,7 +178,10 @@ def adjuster(sizes):
                 kept &= add_any_bias(p, at(rows.bias, r) + (j0 + low) * step, step, row + low * size, count)
             if a.slopes:
                 slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
-                subtract_alibi(slope, at(rows.position, r) - j0, row, low, high)
+                if a.key_positions:
+                    subtract_alibi_there(a, b, slope, at(rows.position, r) - j0, row, j0, low, min(high, p.S - j0))
+                else:
+                    subtract_alibi(slope, at(rows.position, r) - j0, row, low, high)
             if a.keep:
                 step = stride(a.keep, 1)
                 first = at(rows.keep, r) + (j0 + low) * step
@@ -249,8 +265,10 @@ def adder(source, acc, lanes, block):
 
 
 @cache
-def value_adder(dtype, sizes):
-    """Return ``add_values``, which adds the weighted values of a block."""
+def value_adder(dtype, sizes, stored):
+    """Return ``add_values``, which adds the weighted values of a block. Of `stored` values, `value` is a `Head`."""
+    if stored:
+        return stored_value_adder(dtype, sizes)
     acc, lanes, block, size, source_size = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
     vector, store, load_one, load_source = lanes * size, storer(acc), loader(acc, acc), loader(dtype, acc)
     pack_values = value_packer(dtype, acc, lanes)
@@ -281,5 +299,51 @@ def value_adder(dtype, sizes):
                 add_packed(n, t + x * size, values, width * size, steps, sums, width)
             else:
                 add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
+
+    return add_values
+
+
+@cache
+def stored_value_adder(dtype, sizes):
+    """Return ``add_values`` for values that are stored, which `value`, a `Head`, says where to find."""
+    acc, lanes, block, size, own = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
+    vector, zero, store, load_one = lanes * size, np.dtype(sizes.acc).type(0), storer(acc), loader(acc, acc)
+    add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
+    pack_rows, read_rows = rows_packer(dtype, sizes, lanes), reader(dtype, sizes).read_rows
+
+    @part
+    def add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width):
+        """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
+        for r in range(n):
+            for y in range(steps):
+                if keeps(p, a, rows, r, j + y):
+                    weight = load_one(t + (r * block + x + y) * size)
+                    for d in range(p.Ev):
+                        to = sums + (r * width + d) * size
+                        store(to, fma(weight, load_one(values + (y * width + d) * size), load_one(to)))
+
+    @part
+    def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
+        """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
+        across, x = width * size, low
+        in_place = complete and value.direct != 0 and value.width == width and value.across == own
+        while x < high:
+            j, steps = j0 + x, min(STEP, high - x)
+            if in_place:
+                page, slot = page_at(value, j)
+                steps = min(steps, value.page - slot)
+                first = value.first + page * value.leap + slot * value.down
+                add_in_place(n, t + x * size, first, value.down, steps, sums, width)
+            elif complete and value.direct == 0:
+                read_rows(value, j, steps, values, across)
+                for y in range(steps):
+                    for d in range(value.width, width):
+                        store(values + y * across + d * size, zero)
+                add_packed(n, t + x * size, values, across, steps, sums, width)
+            elif pack_rows(value, j, steps, values, across, vector) or complete:
+                add_packed(n, t + x * size, values, across, steps, sums, width)
+            else:
+                add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width)
+            x += steps
 
     return add_values

@@ -14,9 +14,10 @@ from sdpa_numba.vector.simd import allocate, load_int64, release, splatter, stor
 
 from . import tiles
 from .pack import transposing, value_packer
-from .record import read_arrays, read_record
+from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
+from .stored import HEAD_BYTES, place_head, reader, rows_packer
 from .tiles import Block, Tile
 from .views import batch, stride
 
@@ -32,8 +33,8 @@ class Packing(NamedTuple):
 
 
 @cache
-def packing(dtype, sizes):
-    """Return `Packing`.
+def packing(dtype, sizes, stored):
+    """Return `Packing`, for dense or for `stored` keys and values.
 
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
     64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
@@ -42,9 +43,10 @@ def packing(dtype, sizes):
     pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     store = storer("int64")
+    pack_stored = stored_packing(dtype, sizes) if stored else None
 
     @part
-    def pack_block(p, a, b, head, j0, target):
+    def pack_block(p, a, b, head, j0, target, room):
         """Pack the block of keys that begins at j0."""
         count, finite = min(block, p.S - j0), True
         row, column = stride(a.key, 2), stride(a.key, 1)
@@ -76,13 +78,35 @@ def packing(dtype, sizes):
         key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
         if whole < count:
             pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
-        value = value_row = value_column = 0
-        if a.value:
-            value_row, value_column = stride(a.value, 2), stride(a.value, 1)
-            value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
+        value_row, value_column = stride(a.value, 2), stride(a.value, 1)
+        value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
         return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, 0)
 
-    return Packing(pack_block, packed_block, block_in_place)
+    return Packing(pack_stored or pack_block, packed_block, block_in_place)
+
+
+@cache
+def stored_packing(dtype, sizes):
+    """Return ``pack_block`` for keys and values that are stored; `room` is for a panel of them as rows."""
+    size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
+    pack_panel, pack_rows = reader(dtype, sizes).pack_panel, rows_packer(dtype, sizes, tile_rows)
+    store = storer("int64")
+
+    @part
+    def pack_block(p, a, b, head, j0, target, room):
+        """Pack the block of keys that begins at j0."""
+        count, finite = min(block, p.S - j0), True
+        key = place_head(room, p.stored, a.query, b, head)
+        for x in range(0, count, panel):
+            rows = min(panel, count - x)
+            pack_panel(key, j0 + x, rows, target + x * p.E * size)
+        if a.value:
+            to, part = target + block * p.E * size, tile_rows * size
+            value = place_head(room, p.stored + SOURCE_BYTES, a.query, b, head)
+            finite = pack_rows(value, j0, count, to, part, block * part)
+        store(target + p.block_bytes - 64, np.int64(finite))
+
+    return pack_block
 
 
 class States(NamedTuple):
@@ -156,15 +180,15 @@ def states(dtype, sizes):
 
 
 @lru_cache(maxsize=64)  # a bound on kernels for functions of the user
-def kernel(dtype, sizes, general, score_mod):
-    """Return the kernel for this type, without what only `general` problems need.
+def kernel(dtype, sizes, general, score_mod, stored=False):
+    """Return the kernel for this type, without what only `general` problems or `stored` keys need.
 
     A task is one block to pack, and then, where the blocks of its head are packed, one strip.
     """
     lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
     tile_rows = sizes.tile_rows
     widest = sizes.tile_vectors * lanes
-    pack_block, packed_block, block_in_place = packing(dtype, sizes)
+    pack_block, packed_block, block_in_place = packing(dtype, sizes, stored)
     tile_bytes, tile_at, clear, begin = states(dtype, sizes)
     update_tile, weigh_block = tiles.blocks(dtype, sizes, general, score_mod)
     write_rows = tiles.rows_writer(dtype, sizes)
@@ -192,17 +216,21 @@ def kernel(dtype, sizes, general, score_mod):
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
-        in_place = dtype == sizes.acc and p.strip <= IN_PLACE and p.Ev % tile_rows == 0
+        in_place = not stored and a.value != 0 and dtype == sizes.acc
+        in_place &= p.strip <= IN_PLACE and p.Ev % tile_rows == 0
         work_bytes = (lanes + 2) * widest * size
-        scratch = allocate(64 + block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p))
+        room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
+        whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)
+        scratch = allocate(64 + whole + room_bytes)
         t = (scratch + 63) & -64
+        room = t + whole
         work = t + block * widest * size
         own = work + work_bytes
         states = own + p.block_bytes
         task = next_task(worker)
         while task < packing:
             unit = task // blocks
-            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes)
+            pack_block(p, a, unit // p.Hkv, unit % p.Hkv, task % blocks * block, packed + task * p.block_bytes, room)
             add(p.memory + 8 * unit, 1)
             proceed(worker, pack_work)
             task = next_task(worker)
@@ -237,7 +265,7 @@ def kernel(dtype, sizes, general, score_mod):
                         elif in_place:
                             keys = block_in_place(p, a, b, kv, j0, own)
                         else:
-                            pack_block(p, a, b, kv, j0, own)
+                            pack_block(p, a, b, kv, j0, own, room)
                             keys = packed_block(p, own)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
                     if p.S > chunk and not weigh:

@@ -50,6 +50,7 @@ class Arrays(NamedTuple):
     bias: int
     slopes: int
     positions: int
+    key_positions: int
     sink: int
 
 
@@ -68,20 +69,49 @@ class Bounds(NamedTuple):
     rows: int
 
 
+class Source(NamedTuple):
+    """Where keys or values lie that may be stored: arrays by their address, types as `stored.CODES` counts them.
+
+    One of them is described by: how many keys and numbers there are; whether a kernel reads the numbers as they are;
+    their type and the code that means 0; pages, keys of a page, and bytes of an entry of the table; and of scale and
+    offset the types, and how many numbers, keys and pages one of theirs serves.
+    """
+
+    numbers: int
+    table: int
+    scale: int
+    offset: int
+    length: int
+    width: int
+    direct: int
+    code: int
+    zero: int
+    pages: int
+    page: int
+    table_item: int
+    scale_code: int
+    scale_run: int
+    scale_keys: int
+    scale_pages: int
+    offset_code: int
+    offset_run: int
+    offset_keys: int
+    offset_pages: int
+
+
 OPTIONS = (
     "visible",  # how the visible keys are known
     "entries",  # which of the band's numbers differ between batch entries, a bit for each
     "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
 )  # fmt: skip
-BAND_NUMBERS = tuple(
-    f"band_{name}" for name in Bounds._fields
-)  # or the addresses of arrays that broadcast to the batch
+BAND_NUMBERS = tuple(f"band_{name}" for name in Bounds._fields)  # or addresses of arrays that broadcast to the batch
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
 _ALWAYS = ("query", "key", "value", "out", "sizes")  # what every call writes; `scale` follows
 _RARELY = (
     *Arrays._fields[4:],
     *OPTIONS,
     *BAND_NUMBERS,
+    "stored",  # address of two `Source`, of key and value, for the kernels of stored keys
 )
 _SETTLED = (
     *SHAPE,
@@ -96,9 +126,13 @@ FORWARD = np.dtype(
     + [("softcap", np.float64), ("dropout_factor", np.float64)]
     + [(name, np.int64) for name in _SETTLED]
 )
+SOURCE = np.dtype([(name, np.int64) for name in Source._fields])
 SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:])])
 
+SOURCE_BYTES, LENGTH, WIDTH = SOURCE.itemsize, SOURCE.fields["length"][1], SOURCE.fields["width"][1]  # type: ignore[index]
+
 read_record, read_arrays, read_sizes = record_reader(FORWARD), tuple_reader(Arrays, FORWARD), record_reader(SIZES)
+read_source = tuple_reader(Source, SOURCE)
 _store = storer("int64")
 
 
@@ -109,8 +143,11 @@ def shape_up(p):
     for axis in range(size(p.query, 0), 3, -1):
         p.B *= size(p.query, axis)
     p.Hq, p.L, p.E = size(p.query, 3), size(p.query, 2), size(p.query, 1)
-    p.Hkv, p.S = size(p.key, 3), size(p.key, 2)
-    p.Ev = size(p.value, 1) if p.value else 0
+    p.Hkv = size(p.key, 3)
+    if p.stored:
+        p.S, p.Ev = load_int64(p.stored + LENGTH), load_int64(p.stored + SOURCE_BYTES + WIDTH)
+    else:
+        p.S, p.Ev = size(p.key, 2), size(p.value, 1) if p.value else 0
     p.group = p.Hq // p.Hkv if p.Hkv else 1
 
 

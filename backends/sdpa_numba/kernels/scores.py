@@ -14,7 +14,7 @@ from sdpa_numba.vector.unrolled import transposer
 
 from .dropout import keeper
 from .elementary import elementary
-from .rows import at
+from .rows import at, look
 from .views import data, stride
 
 
@@ -83,7 +83,7 @@ def adjuster(sizes, score_mod):
             store(t + offset, select(gone, splat(nothing), load(t + offset)))
 
     @part
-    def alibi(a, rows, vectors, t, j0, j, count, slab):
+    def alibi(a, b, rows, vectors, t, j0, j, count, slab):
         """Subtract the slope times the distance to the keys from j on; positions count from the block's first key."""
         for r in range(vectors * lanes):
             slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
@@ -93,7 +93,8 @@ def adjuster(sizes, score_mod):
             slope, position = load(slab + v), load(slab + vectors * vector + v)
             for x in range(count):
                 to = t + x * vectors * vector + v
-                distance = position - splat(number(j - j0 + x))
+                key = j + x if a.key_positions == 0 else look(a.key_positions, b, j + x, a.query)
+                distance = position - splat(number(key - j0))
                 store(to, load(to) - slope * select(distance < splat(zero), splat(zero) - distance, distance))
 
     @part
@@ -116,7 +117,7 @@ def adjuster(sizes, score_mod):
                 if score_mod is None and p.bias_drops:
                     drop(here, slab, end, nothing)
             if a.slopes:
-                alibi(a, rows, vectors, here, j0, j, count, slab + lanes * across)
+                alibi(a, b, rows, vectors, here, j0, j, count, slab + lanes * across)
             if score_mod is not None:
                 for x in range(count):
                     for r in range(n):

@@ -4,9 +4,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 LLVM = {
-    "bool": ir.IntType(8),
+    "bool": I8,
+    "int8": I8,
+    "uint8": I8,
+    "float8_e4m3fn": I8,
+    "float8_e5m2": I8,
     "int32": I32,
     "int64": I64,
     "float16": ir.HalfType(),
@@ -18,7 +22,7 @@ LLVM = {
 
 def itemsize(name):
     """Return the bytes of one number of the type with this name."""
-    return 2 if name == "bfloat16" else np.dtype(name).itemsize
+    return LLVM[name].width // 8 if isinstance(LLVM[name], ir.IntType) else np.dtype(name).itemsize
 
 
 def splat_value(builder, value, lanes):
@@ -73,8 +77,13 @@ def widen(builder, value, source, target):
     if source == target:
         return value
     kind = like(value, LLVM[target])
-    if source == "bool":
+    if source in ("bool", "uint8"):
         return builder.uitofp(value, kind)
+    if source == "int8":
+        return builder.sitofp(value, kind)
+    if source.startswith("float8"):
+        wide = widen(builder, _half_of(builder, value, source), "float16", target)
+        return builder.fmul(wide, constant(wide, 256.0)) if source == "float8_e4m3fn" else wide
     if source == "bfloat16":
         bits = builder.zext(value, like(value, I32))
         single = builder.bitcast(builder.shl(bits, constant(bits, 16)), like(value, LLVM["float32"]))
@@ -86,6 +95,19 @@ def widen(builder, value, source, target):
         beyond = builder.and_(builder.fcmp_ordered(outside, value, limit), builder.fcmp_ordered("!=", value, infinite))
         value = builder.select(beyond, limit, value)
     return builder.fptrunc(value, kind)
+
+
+def _half_of(builder, value, source):
+    """Return the float16 that is a float8 of e5m2, which is its upper byte, or 2**-8 times one of e4m3fn."""
+    bits = builder.zext(value, like(value, I16))
+    half = like(value, LLVM["float16"])
+    if source == "float8_e5m2":
+        return builder.bitcast(builder.shl(bits, constant(bits, 8)), half)
+    size = builder.and_(bits, constant(bits, 0x7F))
+    nan = builder.icmp_unsigned("==", size, constant(bits, 0x7F))
+    size = builder.select(nan, constant(bits, 0x7E00), builder.shl(size, constant(bits, 7)))
+    sign = builder.shl(builder.and_(bits, constant(bits, 0x80)), constant(bits, 8))
+    return builder.bitcast(builder.or_(size, sign), half)
 
 
 def read(builder, address, source, target, lanes=None):

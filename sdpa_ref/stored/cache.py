@@ -1,0 +1,428 @@
+"""What caches share: append, attend, crop and accept, over storage that each kind has its own."""
+
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref.api import sdpa
+from sdpa_ref.arrays import Array, as_array, host_array, kind
+from sdpa_ref.masks import Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
+from sdpa_ref.stored.geometry import Geometry, Parts
+from sdpa_ref.stored.rows import Index, Number, Rows, settled
+
+_OWN = frozenset({"query_offset", "key_positions", "layout"})  # what a cache says itself in each call
+
+
+class CacheFull(ValueError):
+    """The error of an `append` for which there is no room. The cache is as it was before.
+
+    Attributes
+    ----------
+    needed, free : int
+        Tokens of the row that needs most (`KVCache`), or pages over all rows (caches of a `PagePool`).
+    """
+
+    def __init__(self, needed: int, free: int, unit: str = "tokens") -> None:
+        super().__init__(needed, free, unit)
+        self.needed, self.free, self._unit = needed, free, unit
+
+    def __str__(self) -> str:
+        return f"the cache is full: {self.needed} {self._unit} are needed, {self.free} are free"
+
+
+class Cache(Rows):
+    """What `KVCache` and the caches of a `PagePool` share."""
+
+    _tokens: Parts  # views (pages, page, heads, width)
+    _places: Any = None  # the positions of slots where they are known
+
+    def __init__(self, geometry: Geometry, batch: Any, window: Any, first: Any, slack: Any) -> None:
+        super().__init__(batch, window, first, slack)
+        self._geometry = geometry
+        rules: tuple[Mask, ...] = (Causal(),)
+        if self.window is not None:
+            near = Window(self.window - 1, 0)
+            rules += (near | FirstTokens(self.first) if self.first else near,)
+        self._rules = rules
+        self._hle = geometry.layout == "HLE"
+        self._axes = (*self.batch, geometry.heads)
+        self._touch()
+
+    def _touch(self) -> None:
+        """Forget what was derived from lengths."""
+        self._mask: Mask | None = None
+        self._views: tuple[Any, Any] | None = None
+        self._reach = None
+
+    # what each kind of storage has its own
+
+    def _room(self, added: Number, gone: Number) -> None:
+        """Make room for tokens behind those that there are, or raise `CacheFull` and change nothing."""
+        raise NotImplementedError
+
+    def _at(self, b: Index, slots: Index) -> tuple[Index, Index]:
+        """Return the pages and the slots in them that hold these slots of these rows."""
+        raise NotImplementedError
+
+    def _own(self, b: Index, slots: Index) -> None:
+        """Make sure that no other row has these slots, or raise `CacheFull` and change nothing."""
+
+    def _settle(self, n: Number, shift: Number, gone: Number) -> None:
+        """Take these numbers, and give back what is no longer used."""
+        self._n, self._shift, self._gone = n, shift, gone
+        self._touch()
+
+    def _make_views(self) -> tuple[Any, Any]:
+        """Return key and value over all slots."""
+        raise NotImplementedError
+
+    def _slots(self) -> int:
+        """Return S, the number of slots of a row."""
+        raise NotImplementedError
+
+    # what is in the cache
+
+    @property
+    def key(self) -> Any:
+        """The keys over all slots, as `sdpa` takes them; read-only, and good until the next change."""
+        return (self._views or self._view())[0]
+
+    @property
+    def value(self) -> Any:
+        """The values over all slots, likewise."""
+        return (self._views or self._view())[1]
+
+    def _view(self) -> tuple[Any, Any]:
+        self._views = self._make_views()
+        return self._views
+
+    @property
+    def lengths(self) -> Index:
+        """Tokens of each row, appended less cropped; a new int64 array over the batch."""
+        return self._of_rows(self._n).reshape(self.batch).copy()
+
+    @property
+    def key_lengths(self) -> Index:
+        """Slots of each row that are in use; a new int64 array over the batch."""
+        return self._of_rows(self._n - self._shift).reshape(self.batch).copy()
+
+    @property
+    def positions(self) -> Index | None:
+        """The position of the token in each slot, ``(S,)`` or ``(*batch, S)``; None where they are the slots."""
+        if type(self._shift) is int and self._shift == 0:
+            return None
+        S = self._slots()
+        if self._places is None or self._places.shape[-1] != S:
+            slots, shift = np.arange(S), self._over_batch(self._shift)
+            places = np.where(slots < self._fixed, slots, slots + np.asarray(shift)[..., None])
+            places.setflags(write=False)
+            self._places = places
+        return self._places  # type: ignore[no-any-return]
+
+    @property
+    def mask(self) -> Mask:
+        """Which slots a query may attend to: `Causal`, the window, and `KeyLengths` where the key does not carry it."""
+        if self._mask is None:
+            rules = (*self._rules, *self._length_rule())
+            mask = rules[0]
+            for rule in rules[1:]:
+                mask = mask & rule
+            self._mask = mask
+        return self._mask
+
+    def _length_rule(self) -> tuple[Mask, ...]:
+        return (KeyLengths(self._over_batch(self._n - self._shift)),)
+
+    def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
+        """Add tokens behind those that there are; keys and values are copied.
+
+        Parameters
+        ----------
+        key : float array, shape (*batch, heads, T, E), or (*batch, T, heads, E) in layout "LHE"
+            Of the type of the cache; where it has a recipe, of any float type.
+        value : float array, shape (*batch, heads, T, Ev), likewise
+            None where the cache is tied.
+        lengths : int or int array over the batch, optional
+            How many of the T tokens each row gets, the first ones. The rest is not read.
+
+        Raises
+        ------
+        CacheFull
+            There is no room. Nothing has changed.
+        TypeError, ValueError
+            For a wrong argument, before anything changes.
+        """
+        geometry = self._geometry
+        key = self._checked("key", key, geometry.E)
+        T = key.shape[-2 if self._hle else -3]
+        if geometry.tied:
+            if value is not None:
+                raise TypeError("value is a part of the key in a tied cache: append the key alone")
+        else:
+            if value is None:
+                raise TypeError("value must be given: the cache is not tied")
+            value = self._checked("value", value, geometry.Ev)
+            if value.shape[-2 if self._hle else -3] != T:
+                raise ValueError(f"key and value must have the same number of tokens, got {key.shape}, {value.shape}")
+        n, gone = self._n, self._gone
+        added: Number = T
+        if lengths is None:
+            parts, which = geometry.coded(key, value, geometry.layout), None
+        else:
+            added, which = self._ragged(lengths, T)
+            key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
+            parts = geometry.coded(key, value, "LHE")
+        if type(added) is int and added == 0:
+            return
+        if self.window is not None:
+            if type(added) is int and type(n) is int and type(gone) is int:
+                gone = max(gone, n - self._keep)
+            else:
+                gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
+        self._room(added, gone)
+        self._write(n - self._shift, T, parts, which)
+        self._n = n + added if which is None else settled(n + added)
+        self._gone = gone
+        self._touch()
+
+    def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
+        """Put tokens into the slots from `start` on."""
+        if which is not None:
+            b, t = which
+            self._put(b, (start if type(start) is int else start[b]) + t, parts)
+            return
+        rows, behind = np.arange(self._B)[:, None], np.arange(T)
+        slots = np.broadcast_to(start + behind if type(start) is int else start[:, None] + behind, (self._B, T))
+        self._put(rows, slots, tuple(map(self._by_token, parts)))
+
+    def _put(self, b: Index, slots: Index, tokens: Parts) -> None:
+        index = self._index(b, slots)
+        for array, part in zip(self._tokens, tokens, strict=True):
+            array[index] = part
+
+    def _take(self, b: Index, slots: Index) -> Parts:
+        index = self._index(b, slots)
+        return tuple(array[index] for array in self._tokens)
+
+    def _index(self, b: Index, slots: Index) -> Any:
+        places = self._at(b, slots)
+        return places if self._geometry.kind == "numpy" else tuple(map(self._geometry.module.asarray, places))
+
+    def _by_token(self, array: Array) -> Array:
+        """Return an array of the caller's as ``(rows, T, heads, width)``."""
+        array = array.reshape(self._B, *array.shape[-3:])
+        return array.swapaxes(-2, -3) if self._hle else array
+
+    def _chosen(self, array: Array, which: tuple[Index, Index]) -> Array:
+        if self._geometry.kind != "numpy":
+            which = tuple(map(self._geometry.module.asarray, which))  # type: ignore[assignment]
+        return self._by_token(array)[which]
+
+    def _checked(self, name: str, given: Any, width: int) -> Array:
+        """Return keys or values to be added."""
+        geometry = self._geometry
+        array = given if type(given) is np.ndarray else as_array(name, given)
+        shape = array.shape
+        T = shape[-2 if self._hle else -3] if len(shape) > 2 else 0
+        wanted = (*self._axes, T, width) if self._hle else (*self.batch, T, geometry.heads, width)
+        if shape != wanted:
+            w = "E" if name == "key" else "Ev"
+            axes = f"heads, T, {w}" if self._hle else f"T, heads, {w}"
+            sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
+            shown = f"({', '.join(map(str, sizes))})"
+            raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
+        recipe = geometry.store[name == "value"]
+        if array.dtype is not geometry.dtype:
+            if recipe is not None:
+                recipe._check_type(name, array)
+            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
+                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
+        if geometry.kind != kind(array):
+            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
+        return array
+
+    def _ragged(self, lengths: Any, T: int) -> tuple[Number, tuple[Index, Index]]:
+        """Return how many tokens each row gets, and row and index of each of them."""
+        added = self._numbers("lengths", lengths)
+        if added.size and (added.min() < 0 or added.max() > T):
+            wrong = added[(added < 0) | (added > T)][0]
+            raise ValueError(f"lengths must be in [0, T] = [0, {T}], got {wrong}")
+        which = np.nonzero(np.arange(T) < added[:, None])
+        return settled(added), which
+
+    # attention
+
+    def attend(self, query: Any, *, lengths: Any = None, mask: Any = None, **options: Any) -> Array:
+        """Return attention of the last tokens over what the cache holds.
+
+        The L queries are those of the last L tokens: append their keys first.
+
+        Parameters
+        ----------
+        query : float array, shape (*batch, Hq, L, E), or (*batch, L, Hq, E) in layout "LHE"
+            As in `sdpa`.
+        lengths : int or int array over the batch, optional
+            How many of the L queries each row has, the first ones, as in an `append` with lengths. The rest gives 0.
+        mask : Mask or bool array, optional
+            Joined to that of the cache, over slots.
+        **options
+            Those of `sdpa`, except for `query_offset`, `key_positions` and `layout`, which the cache knows. A tied
+            cache needs `scale`: the width of what was projected is not that of the key.
+
+        Raises
+        ------
+        ValueError
+            A row has fewer tokens than queries, or its window has let go what one of them sees.
+        """
+        geometry = self._geometry
+        if options and not _OWN.isdisjoint(options):
+            names = ", ".join(f"{name}=" for name in options if name in _OWN)
+            raise TypeError(f"{names} is known to the cache; use sdpa(query, cache.key, cache.value, ...) to say it")
+        if geometry.tied and options.get("scale") is None:
+            raise TypeError(f"scale must be given for a tied cache: 1 / sqrt(E = {geometry.E}) is that of its keys")
+        if type(query) is not np.ndarray:
+            query = as_array("query", query)
+        shape = query.shape
+        L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
+        own = self.mask if self._mask is None else self._mask
+        if mask is not None:
+            own = own & mask
+        if lengths is not None:
+            queries = self._numbers("lengths", lengths)
+            self._check_reach(queries)
+            own = own & QueryLengths(self._over_batch(queries))
+        elif L > (self._reached() if self._reach is None else self._reach):
+            self._check_reach(np.full(self._B, L))
+        key, value = self._views or self._view()
+        places = self.positions
+        return sdpa(
+            query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
+        )
+
+    # taking back
+
+    def crop(self, n: Any) -> None:
+        """Keep the first n tokens of each row, and forget the others.
+
+        Parameters
+        ----------
+        n : int or int array over the batch
+            In [0, lengths]; never counted from the end. What a window has let go does not come back: there n is at
+            most `first`, or one of the last `slack` lengths.
+
+        Raises
+        ------
+        ValueError
+            A row is shorter, or its window has let go what its next token would see. Nothing has changed.
+        """
+        wanted = self._numbers("n", n)
+        old = self._of_rows(self._n)
+        wrong = np.nonzero((wanted < 0) | (wanted > old))[0]
+        if wrong.size:
+            b = int(wrong[0])
+            raise ValueError(f"n must be in [0, lengths], got {wanted[b]} for row {b}, which has {old[b]} tokens")
+        self._settle(*self._shortened(wanted))
+
+    def accept(self, index: Any, of: Any) -> None:
+        """Keep some of the last tokens of each row: the branch of a tree of drafts that was accepted.
+
+        Parameters
+        ----------
+        index : int array, shape (*batch, K)
+            Which of the last `of` tokens a row keeps, strictly increasing; -1 for none. They move together, and the
+            others are forgotten.
+        of : int or int array over the batch
+            How many tokens were drafted.
+
+        Raises
+        ------
+        ValueError
+            Something is out of its range. Nothing has changed.
+        """
+        kept = host_array("index", index)
+        kept = kept if kept.size else kept.astype(np.int64)
+        if kept.dtype.kind not in "iu":
+            raise TypeError(f"index must be integers, got {kept.dtype}")
+        if kept.ndim < 1 or kept.shape[:-1] != self.batch:
+            raise ValueError(f"index must have shape (*batch, K) with batch {self.batch}, got {kept.shape}")
+        kept, of = kept.reshape(self._B, kept.shape[-1]).astype(np.int64), self._numbers("of", of)
+        n = self._of_rows(self._n)
+        if ((of < 0) | (of > n)).any():
+            row = int(np.nonzero((of < 0) | (of > n))[0][0])
+            raise ValueError(f"of must be in [0, lengths], got {of[row]} for row {row}, which has {n[row]} tokens")
+        there = kept >= 0
+        before = np.maximum.accumulate(np.where(there, kept, -1), axis=-1)
+        before = np.concatenate([np.full((self._B, 1), -1), before[:, :-1]], -1) if kept.shape[-1] else before
+        wrong = (kept < -1) | (kept >= of[:, None]) | (there & (kept <= before))
+        if wrong.any():
+            row = int(np.nonzero(wrong)[0][0])
+            raise ValueError(
+                f"index must be strictly increasing in [0, of) = [0, {of[row]}), and -1 for none, got "
+                f"{kept[row].tolist()} for row {row}"
+            )
+        rank = there.cumsum(-1) - 1
+        b, k = np.nonzero(there & (kept != rank))
+        base = n - of
+        source, target = base[b] + kept[b, k], base[b] + rank[b, k]
+        gone = self._of_rows(self._gone)
+        lost = np.nonzero((gone[b] > self.first) & (base[b] < gone[b]))[0]
+        if lost.size:
+            raise ValueError(f"of reaches back to tokens that the window of row {b[lost[0]]} has let go")
+        target = self._slot(b, target)
+        after = base + there.sum(-1)
+        numbers = self._shortened(after)
+        if b.size:
+            self._own(b, target)
+            self._put(b, target, self._take(b, self._slot(b, source)))
+        self._settle(*numbers)
+
+    # other caches and files
+
+    def _check_alike(self, other: Any) -> None:
+        """Raise the error of another cache whose rows cannot be those of this one."""
+        if type(other) is not type(self):
+            raise TypeError(f"other must be a {type(self).__name__}, got {type(other).__name__}")
+        self._one_axis()
+        other._one_axis()
+        faults = differences(other._described(), self._described())
+        if faults:
+            raise ValueError(f"the other cache has other tokens: {faults}")
+
+    def _described(self) -> dict[str, Any]:
+        """Return what must agree with another cache, by name."""
+        described = self._geometry.described() | {"window": self.window, "first": self.first}
+        return described | {"kind of arrays": self._geometry.kind}
+
+    def _fill(self, n: Index, lost: Index, tokens: Parts) -> None:
+        """Give an empty cache these numbers of tokens, and those that were not let go."""
+        gone = settled(np.where(lost > 0, lost + self.first, 0))
+        shift = self._shift_of(gone)
+        self._room(settled(np.asarray(n - shift)), 0)
+        self._n, self._shift, self._gone, self._places = settled(n), shift, gone, None
+        self._touch()
+        b, p = self._kept()
+        self._put(b, self._slot(b, p), tokens)
+
+    def _told(self) -> dict[str, Any]:
+        """Return what a file says of the cache, as JSON has it."""
+        geometry = self._geometry
+        return {
+            "kind": type(self).__name__, "batch": list(self.batch), "heads": geometry.heads, "E": geometry.E,
+            "Ev": geometry.Ev, "dtype": geometry.dtype.name, "tied": geometry.tied, "layout": geometry.layout,
+            "window": self.window, "first": self.first, "slack": self.slack,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        n = self._of_rows(self._n)
+        batch = self.batch[0] if len(self.batch) == 1 else self.batch
+        window = "" if self.window is None else f", window={self.window}, first={self.first}, slack={self.slack}"
+        lengths = f"lengths {n.min()}..{n.max()}" if n.size else "no rows"
+        return f"{type(self).__name__}({batch}, {self._geometry!r}{window}, {self._size()}, {lengths})"
+
+    def _size(self) -> str:
+        raise NotImplementedError
+
+
+def differences(got: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Return in words what differs."""
+    return "; ".join(f"{name} is {got[name]!r}, not {wanted[name]!r}" for name in wanted if got[name] != wanted[name])

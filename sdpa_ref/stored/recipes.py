@@ -1,0 +1,294 @@
+"""Recipes: how numbers become codes and scales, each token by itself."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.floating_point import ieee
+from sdpa_ref.frozen import Frozen
+from sdpa_ref.stored.quantized import Quantized
+
+_BITS = {2: np.uint16, 4: np.uint32}  # unsigned integers of the size of a scale
+
+
+class Recipe(Frozen):
+    """What the recipes share: groups of numbers along the last axis, each with a scale of its own."""
+
+    group: int | None
+    center: Array | None
+
+    codes_dtype: ClassVar[Any]
+    scale_dtype: ClassVar[Any] = np.float16
+    span: ClassVar[float]  # the code that the largest magnitude of a group becomes
+    zero: ClassVar[int] = 0
+    bits: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            group = as_integer("group", self.group)
+            if group < 1:
+                raise ValueError(f"group must be at least 1, or None for all of a token, got {group}")
+            object.__setattr__(self, "group", group)
+        if self.center is not None:
+            center = as_array("center", self.center)
+            if not is_float(center.dtype):
+                raise TypeError(f"center must be {FLOATS}, got {center.dtype}")
+            if center.ndim != 2:
+                raise ValueError(f"center must have shape (heads, E), got {center.shape}")
+            center = center.copy()
+            if not bool(module_of(kind(center)).isfinite(center.astype(np.float64)).all()):
+                raise ValueError("center must be finite, got NaN or infinity in it")
+            if isinstance(center, np.ndarray):
+                center.setflags(write=False)
+            object.__setattr__(self, "center", center)
+
+    def encode(self, x: Any, layout: str = "HLE") -> Quantized:
+        """Return the codes and scales of these numbers.
+
+        Parameters
+        ----------
+        x : float array, shape (..., heads, T, E), or (..., T, heads, E) in layout "LHE"
+            Keys or values. Where there is no center, any axes before the last.
+        layout : {"HLE", "LHE"}
+            Where the axis of heads is, for the center.
+
+        Raises
+        ------
+        ValueError
+            A number is not finite, a scale is beyond its type, or the group does not divide E.
+        """
+        x = as_array("x", x)
+        self._check_type("x", x)
+        if layout not in ("HLE", "LHE"):
+            raise ValueError(f'layout must be "HLE" or "LHE", got {layout!r}')
+        self._check(x.shape, layout, kind(x))
+        return self._joined(*self._parts(x, layout), layout)
+
+    @property
+    def key(self) -> Any:
+        """What makes two of these equal, wherever the center is."""
+        center = None if self.center is None else (self.center.shape, self.center.tobytes())
+        return type(self), tuple(value for name, value in self.__getstate__().items() if name != "center"), center
+
+    def _check_type(self, name: str, x: Array) -> None:
+        """Raise the error of numbers of another type."""
+        if not is_float(x.dtype):
+            raise TypeError(f"{name} must be {FLOATS}, got {x.dtype}")
+
+    def _check(self, shape: tuple[int, ...], layout: str, whose: str) -> None:
+        """Raise the error of numbers of this shape and kind."""
+        if not shape:
+            raise ValueError("x must have at least one axis, got a number")
+        E, group = shape[-1], self.group
+        if self.bits == 4 and E % 2:
+            raise ValueError(f"the width E must be even for codes of 4 bits, two a byte, got E = {E}")
+        if group is not None and E % group:
+            divisors = ", ".join(str(n) for n in range(1, E + 1) if E % n == 0)
+            raise ValueError(f"group must divide the width E = {E}, got {group}; its divisors are {divisors}")
+        if self.center is not None:
+            heads = shape[-3 if layout == "HLE" else -2] if len(shape) > 2 else None
+            if self.center.shape != (heads, E):
+                raise ValueError(
+                    f"center must have shape (heads, E) = ({heads}, {E}) for numbers of shape {shape} in layout "
+                    f"{layout}, got {self.center.shape}"
+                )
+            if kind(self.center) != whose:
+                raise TypeError(f"x and center must be of one kind, got {whose} and {kind(self.center)}")
+
+    def _offset(self, layout: str) -> Array | None:
+        """Return the center as it is added to numbers in this layout."""
+        return self.center if self.center is None or layout == "LHE" else self.center[:, None, :]
+
+    def _joined(self, codes: Array, scale: Array, layout: str) -> Quantized:
+        """Return what these parts mean."""
+        return Quantized(codes, scale, self._offset(layout), zero=self.zero, bits=self.bits)
+
+    @ieee
+    def _parts(self, x: Array, layout: str) -> tuple[Array, Array]:
+        """Return the codes and the scales of numbers that were checked apart from being finite."""
+        module, shape = module_of(kind(x)), x.shape
+        y = x.astype(np.float64)
+        if self.center is not None:
+            y = y - self._offset(layout).astype(np.float64)  # type: ignore[union-attr]
+        size = self.group or max(shape[-1], 1)
+        y = y.reshape(*shape[:-1], max(shape[-1] // size, 1), size if shape[-1] else 0)
+        peak, span = self._peak(y, module), self.span
+        exact = peak / span + 0.0  # without -0
+        most = float(np.finfo(self.scale_dtype).max)
+        if not bool((abs(exact) <= most).all()):
+            if bool(module.isfinite(y).all()):
+                largest, name = float(abs(exact).max()), np.dtype(self.scale_dtype).name
+                raise ValueError(f"a scale must be a {name}, at most {most:.5g}, got {largest:.5g}")
+            raise ValueError("numbers to be coded must be finite, got NaN or infinity")
+        scale = exact.astype(self.scale_dtype)
+        bits = scale.view(_BITS[scale.dtype.itemsize])
+        bits += abs(scale.astype(np.float64) * span) < abs(peak)  # the next number away from 0
+        step = scale.astype(np.float64)
+        y = y / (step + (step == 0))[..., None]
+        return self._codes(y, module).reshape(*shape[:-1], shape[-1] * self.bits // 8), scale
+
+    def _peak(self, y: Array, module: Any) -> Array:
+        """Return the largest magnitude of each group ``y[..., :]``; NaN or infinite where the group is."""
+        return abs(y).max(-1, initial=0)
+
+    def _codes(self, y: Array, module: Any) -> Array:
+        """Return the codes of numbers in units of their scale, with the last two axes joined or still apart."""
+        raise AssertionError("a recipe has codes")
+
+    def __repr__(self) -> str:
+        fields = {name: repr(value) for name, value in self.__getstate__().items() if value is not None}
+        if self.center is not None:
+            fields["center"] = f"array{self.center.shape}"
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in fields.items())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Int8(Recipe):
+    """Codes of eight bits: a number errs by at most half a scale, which is the largest of its group / 127.
+
+    Parameters
+    ----------
+    group : int, optional
+        How many numbers of a token share a scale, a divisor of E; None: all.
+    center : float array, shape (heads, E), optional
+        What is subtracted from each token before and added after, say the mean of the prompt's keys. It takes away
+        what outlier channels have in common, which else ruins the scale of every token.
+
+    Notes
+    -----
+    The scale is rounded to float16 away from 0, and the codes are rounded by that scale, half to even. Zeros stay
+    exact. The center is the smoothing of SageAttention (Zhang et al., ICLR 2025), with the right lse.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keys = Int8().encode(np.array([[1.0, -0.5, 0.25], [0.0, 0.0, 0.0]]))
+    >>> keys.codes
+    array([[127, -63,  32],
+           [  0,   0,   0]], dtype=int8)
+    >>> keys.dense().round(3)
+    array([[ 1.001, -0.497,  0.252],
+           [ 0.   ,  0.   ,  0.   ]])
+    """
+
+    group: int | None = None
+    center: Array | None = None
+    codes_dtype = np.int8
+    span = 127
+
+    def _codes(self, y: Array, module: Any) -> Array:
+        return module.rint(y).astype(np.int8)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Int4(Recipe):
+    """Codes of four bits, two a byte: a number errs by at most half a scale, on one side of 0 by one scale.
+
+    Parameters
+    ----------
+    group : int, optional
+        How many numbers of a token share a scale, a divisor of E; None: all.
+    center : float array, shape (heads, E), optional
+        As in `Int8`.
+
+    Notes
+    -----
+    The scale has the sign with which the largest magnitude of the group (the first of equal ones) becomes code -8. The
+    codes reach to 7 on the other side, where a number may err by one scale. They are stored as 0 to 15, with zero point
+    8, as in ggml's q4_0 and in ONNX Runtime.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keys = Int4(group=2).encode(np.array([[1.0, -0.5, 0.0, 0.0]]))
+    >>> keys
+    Quantized((1, 4), codes uint8 (1, 2), bits=4, scale float16 (1, 2), zero=8)
+    >>> keys.dense()
+    array([[ 1. , -0.5,  0. ,  0. ]])
+    """
+
+    group: int | None = 32
+    center: Array | None = None
+    codes_dtype = np.uint8
+    span = -8
+    zero = 8
+    bits = 4
+
+    def _peak(self, y: Array, module: Any) -> Array:
+        if not y.shape[-1]:
+            return y.sum(-1)
+        return module.take_along_axis(y, abs(y).argmax(-1)[..., None], -1)[..., 0]
+
+    def _codes(self, y: Array, module: Any) -> Array:
+        codes = module.rint(module.clip(y, -8, 7)).astype(np.int8).astype(np.uint8) + np.uint8(8)
+        pairs = codes.reshape(*codes.shape[:-2], -1, 2) if codes.size else codes.reshape(*codes.shape[:-2], 0, 2)
+        return pairs[..., 0] | pairs[..., 1] << 4
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Float8(Recipe):
+    """Codes that are floating-point numbers of eight bits, which need ml_dtypes.
+
+    A number errs by at most 1/16 of itself (e5m2: 1/8), or half the smallest step of the type times the scale.
+
+    Parameters
+    ----------
+    format : {"e4m3fn", "e5m2"}
+        Three bits of mantissa and numbers to 448, or two and to 57344.
+    group : int, optional
+        How many numbers of a token share a scale, a divisor of E; None: all.
+    center : float array, shape (heads, E), optional
+        As in `Int8`.
+
+    Notes
+    -----
+    The scale, rounded to float32 away from 0, takes the largest magnitude of the group to the largest number of the
+    type. Numbers are rounded half to even.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keys = Float8().encode(np.array([[1.0, -0.5, 0.3]]))
+    >>> keys
+    Quantized((1, 3), codes float8_e4m3fn, scale float32 (1, 1))
+    >>> keys.dense().round(3)
+    array([[ 1.   , -0.5  ,  0.286]])
+    """
+
+    format: str = "e4m3fn"
+    group: int | None = None
+    center: Array | None = None
+    scale_dtype = np.float32
+
+    def __post_init__(self) -> None:
+        if self.format not in _FORMATS:
+            raise ValueError(f'format must be "e4m3fn" or "e5m2", got {self.format!r}')
+        super().__post_init__()
+        try:
+            import ml_dtypes  # noqa: F401
+        except ImportError:
+            raise ModuleNotFoundError("float8 needs ml_dtypes: pip install 'sdpa-ref[half]'") from None
+
+    @property
+    def codes_dtype(self) -> Any:
+        """Type of the codes."""
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, f"float8_{self.format}"))
+
+    @property
+    def span(self) -> float:  # type: ignore[override]
+        """The largest number of that type."""
+        return _FORMATS[self.format][0]
+
+    def _codes(self, y: Array, module: Any) -> Array:
+        most, mantissa, lowest = _FORMATS[self.format]
+        _, exponent = module.frexp(y)
+        step = module.maximum(exponent - 1, lowest) - mantissa  # ml_dtypes rounds twice, by way of float32
+        rounded = module.ldexp(module.rint(module.ldexp(y, -step)), step)
+        return module.clip(rounded, -most, most).astype(self.codes_dtype)
+
+
+_FORMATS = {"e4m3fn": (448.0, 3, -6), "e5m2": (57344.0, 2, -14)}  # the largest number, bits of mantissa, least exponent
