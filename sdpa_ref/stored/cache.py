@@ -104,9 +104,9 @@ class Cache(Slots):
 
         Parameters
         ----------
-        key : float array, shape (*batch, heads, T, E), or (*batch, T, heads, E) in layout "LHE"
+        key : float array, shape (..., heads, T, E), or (..., T, heads, E) in layout "LHE"
             Of the type of the cache; where it has a recipe, of any float type.
-        value : float array, shape (*batch, heads, T, Ev), likewise
+        value : float array, shape (..., heads, T, Ev), likewise
             None where the cache is tied.
         lengths : int or int array over the batch, optional
             How many of the T tokens each row gets, the first ones. The rest is not read.
@@ -196,7 +196,7 @@ class Cache(Slots):
 
         Parameters
         ----------
-        query : float array, shape (*batch, Hq, L, E), or (*batch, L, Hq, E) in layout "LHE"
+        query : float array, shape (..., Hq, L, E), or (..., L, Hq, E) in layout "LHE"
             As in `sdpa`.
         lengths : int or int array over the batch, optional
             How many of the L queries each row has, the first ones, as in an `append` with lengths. The rest gives 0.
@@ -267,7 +267,7 @@ class Cache(Slots):
 
         Parameters
         ----------
-        index : int array, shape (*batch, K)
+        index : int array, shape (..., K)
             Which of the last `of` tokens a row keeps, strictly increasing; -1 for none. They move together, and the
             others are forgotten.
         of : int or int array over the batch
