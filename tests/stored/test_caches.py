@@ -519,3 +519,19 @@ def test_numbers_that_cannot_be_coded_change_nothing():
             cache.append(*keys)
     cache.append(wrong, X, lengths=[3, 2])  # what is not stored may hold anything
     assert cache.lengths.tolist() == [6, 5]
+
+
+@pytest.mark.parametrize("how", [{}, {"page": 4}, {"page": 4, "storage": "int8"}])
+def test_a_window_asks_for_no_positions_where_slots_say_the_same(how, backend):
+    cache, rows, kind = filled({"window": 5, "first": 2, "slack": 3, **how}, batch=3, lengths=[6, 1, 4])
+    for t in range(30):
+        keys, values = kind.tokens(RNG, 3, 2)
+        lengths = [2, 1, 2 * (t < 4)]  # the third row does not move again
+        cache.append(kind.turned(keys), kind.turned(values), lengths)
+        rows.append(keys, values, lengths)
+        query = RNG.standard_normal((3, 4, 1, WIDTH)).astype(np.float32)
+        alone = cache.attend(query, backend=backend)
+        everything = np.ones(cache.key.shape[-2], bool)  # with a mask of the caller positions are asked for
+        assert abs(cache.attend(query, mask=everything, backend=backend) - alone).max() < 1e-6
+    assert cache.positions is not None
+    assert cache._of_slots()._band() is not None
