@@ -6,7 +6,7 @@ import numpy as np
 
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array, as_array, host_array, kind
-from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, KeyStarts, Mask, QueryLengths, Window
+from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
 from sdpa_ref.stored.geometry import Geometry
 from sdpa_ref.stored.rows import Index, Number, settled
 from sdpa_ref.stored.slots import Slots
@@ -98,19 +98,6 @@ class Cache(Slots):
         lengths.setflags(write=False)
         rule.__dict__["n"] = lengths
         return (rule,)
-
-    def _of_slots(self) -> Mask:
-        """Return a mask that says of slots what `mask` says of positions: it is a band, which is a quicker call.
-
-        Distances do not change where a row moves as a whole. The slots between the first tokens and those that moved,
-        in a page with the first ones, hold what was let go.
-        """
-        self._slot_mask = self.mask
-        if self._fixed != self.first and np.any(self._shift):
-            begin = np.where(self._of_rows(self._shift) > 0, self._fixed, 0).reshape(self.batch)
-            near = Window(self._keep - self.slack, 0) & KeyStarts(begin)
-            self._slot_mask = All((self._rules[0], near | FirstTokens(self.first), *self._length_rule()))
-        return self._slot_mask
 
     def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
         """Add tokens behind those that there are; keys and values are copied.
@@ -234,10 +221,9 @@ class Cache(Slots):
             query = as_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
-        if mask is None and options.get("bias") is None:
-            own, places = self._of_slots() if self._slot_mask is None else self._slot_mask, None
-        else:
-            own, places = self.mask if mask is None else self.mask & mask, self.positions
+        own, places = self.mask if self._mask is None else self._mask, None
+        if mask is not None or options.get("bias") is not None:
+            own, places = own if mask is None else own & mask, self.positions
         if lengths is not None:
             queries = self._numbers("lengths", lengths)
             self._check_reach(queries)

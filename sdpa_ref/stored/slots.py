@@ -26,7 +26,6 @@ class Slots(Rows):
     def _touch(self) -> None:
         """Forget what was derived from lengths."""
         self._mask: Mask | None = None
-        self._slot_mask: Mask | None = None
         self._views: tuple[Any, Any] | None = None
         self._reach = None
 

@@ -534,4 +534,3 @@ def test_a_window_asks_for_no_positions_where_slots_say_the_same(how, backend):
         everything = np.ones(cache.key.shape[-2], bool)  # with a mask of the caller positions are asked for
         assert abs(cache.attend(query, mask=everything, backend=backend) - alone).max() < 1e-6
     assert cache.positions is not None
-    assert cache._of_slots()._band() is not None
