@@ -31,8 +31,8 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
         return _solve_short(problem, _PLAIN)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
      first_row) = problem[:17]  # fmt: skip
-    stored = type(key) is Stored or type(value) is Stored
     only_output = want is OUTPUT or want == OUTPUT
+    stored = type(key) is Stored or type(value) is Stored
     bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
     if bare and score_mod is None and dropout is None and only_output:
         if visible is None:

@@ -79,10 +79,8 @@ def packing(dtype, sizes, stored):
         key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
         if whole < count:
             pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
-        value = value_row = value_column = 0
-        if a.value:
-            value_row, value_column = stride(a.value, 2), stride(a.value, 1)
-            value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
+        value_row, value_column = stride(a.value, 2), stride(a.value, 1)
+        value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
         return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, 0)
 
     return Packing(pack_stored or pack_block, packed_block, block_in_place)
@@ -219,7 +217,8 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
         blocks, heads = (p.S + block - 1) // block, p.Hq // p.fold
         packing, packed = p.B * p.Hkv * blocks if p.packed else 0, p.memory + p.counters
         pack_work = block * (p.E + p.Ev) * MOVE
-        in_place = not stored and a.value != 0 and dtype == sizes.acc and p.strip <= IN_PLACE and p.Ev % tile_rows == 0
+        in_place = not stored and a.value != 0 and dtype == sizes.acc
+        in_place &= p.strip <= IN_PLACE and p.Ev % tile_rows == 0
         work_bytes = (lanes + 2) * widest * size
         room_bytes = HEAD_BYTES + sizes.panel * max(p.E, p.Ev) * size if stored else 0
         whole = block * widest * size + work_bytes + p.block_bytes + p.strip * tile_bytes(p)

@@ -21,7 +21,7 @@ def transposing(source, target, working, lanes, ahead=False):
     load, store = loader(source, working), storer(target)
     piece = min(lanes, 16 // itemsize(working))
     square, narrow = (transposer(source, target, working, lanes, columns) for columns in (lanes, piece))
-    stream = transposer(source, target, working, lanes, lanes, ahead=True) if ahead else square
+    whole = transposer(source, target, working, lanes, lanes, whole=True, ahead=ahead)
     quarter = transposer(source, target, working, piece, lanes)
 
     @part
@@ -31,8 +31,8 @@ def transposing(source, target, working, lanes, ahead=False):
         if a_column == a_size:
             done = width - width % lanes
             for e in range(0, done, lanes):
-                if ahead and rows == lanes:  # the common case, in which no address needs a comparison
-                    stream(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
+                if rows == lanes:  # the common case, in which no address needs a comparison
+                    whole(a + e * a_column, a_row, lanes, b + e * b_row, b_row, lanes)
                 else:
                     square(a + e * a_column, a_row, rows - 1, b + e * b_row, b_row, lanes)
             for e in range(done, width - width % piece, piece):
@@ -49,7 +49,10 @@ def transposing(source, target, working, lanes, ahead=False):
         if b_column == b_size:
             done = width - width % lanes
             for e in range(0, done, lanes):
-                square(a + e * a_row, a_row, lanes, b + e * b_column, b_row, rows - 1)
+                if rows == lanes:
+                    whole(a + e * a_row, a_row, lanes, b + e * b_column, b_row, lanes)
+                else:
+                    square(a + e * a_row, a_row, lanes, b + e * b_column, b_row, rows - 1)
             for e in range(done, width - width % piece, piece):
                 quarter(a + e * a_row, a_row, piece, b + e * b_column, b_row, rows - 1)
             done = width - width % piece

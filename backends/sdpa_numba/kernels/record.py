@@ -104,9 +104,7 @@ OPTIONS = (
     "entries",  # which of the band's numbers differ between batch entries, a bit for each
     "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
 )  # fmt: skip
-BAND_NUMBERS = tuple(
-    f"band_{name}" for name in Bounds._fields
-)  # or the addresses of arrays that broadcast to the batch
+BAND_NUMBERS = tuple(f"band_{name}" for name in Bounds._fields)  # or addresses of arrays that broadcast to the batch
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
 _ALWAYS = ("query", "key", "value", "out", "sizes")  # what every call writes; `scale` follows
 _RARELY = (

@@ -61,6 +61,11 @@ def fetch(builder, address, source, lanes=None):
     return value
 
 
+def hidden(builder, number):
+    """Return an integer of which LLVM knows nothing, so that it does not make many addresses from it in advance."""
+    return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [number], side_effect=False)
+
+
 def prefetch(builder, address):
     """Ask for the cache line at `address`, which need not exist."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
@@ -125,16 +130,15 @@ def join(builder, parts):
 
 def exchange(builder, rows):
     """Return `rows` with every square of as many columns transposed."""
-    lanes, distance = rows[0].type.count, len(rows) // 2
-    while distance:
-        first = [i if not i & distance else lanes + i - distance for i in range(lanes)]
-        second = [i + distance if not i & distance else lanes + i for i in range(lanes)]
-        orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in (first, second)]
-        for i in range(len(rows)):
-            if not i & distance:
-                pair = rows[i], rows[i + distance]
-                rows[i], rows[i + distance] = (builder.shuffle_vector(*pair, order) for order in orders)
-        distance //= 2
+    lanes, n = rows[0].type.count, len(rows)
+    halves = [
+        [place for x in range(0, lanes, n) for c in range(half, half + n // 2) for place in (x + c, lanes + x + c)]
+        for half in (0, n // 2)
+    ]
+    orders = [ir.Constant(ir.VectorType(I32, lanes), order) for order in halves]
+    for _ in range(n.bit_length() - 1):  # rows that are half of all apart are merged, number by number
+        pairs = zip(rows[: n // 2], rows[n // 2 :], strict=True)
+        rows = [builder.shuffle_vector(*pair, order) for pair in pairs for order in orders]
     return rows
 
 

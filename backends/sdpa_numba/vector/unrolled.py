@@ -8,12 +8,13 @@ from . import emit
 from .emit import I8, I16, I32, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
 
-def transposer(source, target, working, lanes, columns, table=False, ahead=False):
+def transposer(source, target, working, lanes, columns, table=False, whole=False, ahead=False):
     """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: `lanes` rows and some `columns` from `a` to `b`.
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
-    With `ahead`, the next `lanes` rows are asked for. Half-precise numbers move in pairs where the columns allow it.
+    `whole`: no row is missing. With `ahead`, the next `lanes` rows are asked for. Half-precise numbers move in pairs
+    where the columns allow it.
     """
     paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
     raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
@@ -26,7 +27,12 @@ def transposer(source, target, working, lanes, columns, table=False, ahead=False
         def generate(context, builder, signature, arguments):
             a, a_row, a_last, b, b_row, b_last = arguments
 
+            if whole:
+                a, b = emit.hidden(builder, a), emit.hidden(builder, b)
+
             def row(base, stride, last, i):
+                if whole:
+                    return builder.add(base, builder.mul(stride, I64(i)))
                 inside = builder.icmp_signed("<", I64(i), last)
                 return builder.add(base, builder.mul(builder.select(inside, I64(i), last), stride))
 
@@ -62,7 +68,7 @@ def transposer(source, target, working, lanes, columns, table=False, ahead=False
 def keep_rolled(builder, branch):
     """Keep LLVM from unrolling the loop that goes on by this branch: its body has what the registers hold."""
     module = builder.module
-    loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"]), I64(id(branch))])
+    loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"]), I64(len(module.metadata))])
     loop.operands = (loop, loop.operands[0])
     branch.set_metadata("llvm.loop", loop)
 
@@ -148,8 +154,7 @@ def tiler(target, rows, vectors, lanes, accumulate, source=None):
                 return builder.add(builder.add(c, builder.mul(c_row, I64(row))), I64(column * lanes * size))
 
             if rows > 4:  # hidden from LLVM, which would make each address by adding to the one before
-                kind = ir.FunctionType(I64, [I64])
-                further = builder.asm(kind, "", "=r,0", [builder.mul(a_row, I64(4))], side_effect=False)
+                further = emit.hidden(builder, builder.mul(a_row, I64(4)))
 
             def chain(a, b, steps, starts):
                 """Return the sums over so many steps, and where A and B go on."""

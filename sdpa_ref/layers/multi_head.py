@@ -1,4 +1,4 @@
-"""Attention with learned projections: one head, and several."""
+"""Attention with learned projections: several heads."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,105 +9,18 @@ import numpy as np
 from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.layers.attend import append_and_attend, attend_over, sdpa_and_weights
-from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
-from sdpa_ref.layers.projected import projected, projected_and_vjp
+from sdpa_ref.layers.projected import PROJECTIONS, projected, projected_and_vjp
 from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
 from sdpa_ref.options import LayerOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
 from sdpa_ref.stored.cache import Cache
 from sdpa_ref.stored.kv_cache import KVCache
 
-_PROJECTIONS = ("query", "key", "value")
 _FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
 _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class AttentionHead(Layer):
-    """One attention head: learned `query`, `key` and `value` projections, and attention between them.
-
-    Parameters
-    ----------
-    hidden_size : int
-        Width of the tokens.
-    attention_head_size : int
-        Width E of the projections; scores are divided by its square root.
-    bias : bool or collection of str
-        Whether the projections have biases, or the names of those that do: ``("query", "value")``.
-    rng, dtype
-        As in `Linear`.
-
-    Attributes
-    ----------
-    query, key, value : Linear
-        From `hidden_size` to `attention_head_size`.
-
-    Examples
-    --------
-    >>> head = AttentionHead(48, 12, rng=0)
-    >>> attention_output, attention_probs = head(np.ones((2, 5, 48), np.float32))
-    >>> attention_output.shape, attention_probs.shape
-    ((2, 5, 12), (2, 5, 5))
-    """
-
-    hidden_size: int
-    attention_head_size: int
-    query: Linear
-    key: Linear
-    value: Linear
-
-    _weights: ClassVar[Axes] = {f"{name}.weight": "attention_head_size hidden_size" for name in _PROJECTIONS}
-    _biases: ClassVar[Axes] = {f"{name}.bias": "attention_head_size" for name in _PROJECTIONS}
-
-    def __init__(
-        self,
-        hidden_size: int,
-        attention_head_size: int,
-        bias: bool | Collection[str] = True,
-        *,
-        rng: Any = None,
-        dtype: Any = np.float32,
-    ) -> None:
-        self._draw(rng, dtype, bias, hidden_size=hidden_size, attention_head_size=attention_head_size)
-
-    @spelled_out(LayerOptions)
-    def __call__(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Array]:
-        """Return the attention output and the attention probabilities.
-
-        Parameters
-        ----------
-        x : array, shape (..., L, hidden_size)
-            Tokens that ask.
-        context : array, shape (..., S, hidden_size), optional
-            Tokens that answer; those of `x` by default.
-        mask, bias, query_offset, dropout, backend
-            As in `sdpa_ref.sdpa`, with one head: mask and bias broadcast to ``(..., 1, L, S)``, True = may attend.
-            Without `dropout` nothing is dropped.
-
-        Returns
-        -------
-        attention_output : array, shape (..., L, attention_head_size)
-        attention_probs : array, shape (..., L, S)
-            After dropout where it is given.
-        """
-        given = known_to_layers(options, LayerOptions)
-        output, weights = sdpa_and_weights(*map(_one_head, projected(self, x, context)), **given)
-        return output[..., 0, :, :], weights[..., 0, :, :]
-
-    @spelled_out(LayerOptions)
-    def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
-        """Return the attention output, and the function that gives its gradients: see `MultiHeadAttention`."""
-        given = known_to_layers(options, LayerOptions)
-        heads, to_tokens = projected_and_vjp(self, x, context)
-        output, to_heads = sdpa_with_vjp(*map(_one_head, heads), **given)
-        output = output[..., 0, :, :]
-
-        def vjp(grad_value: Any) -> LayerGradients:
-            return to_tokens(to_heads(checked_gradient(grad_value, output.shape)[..., None, :, :]))
-
-        return output, vjp
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -154,8 +67,8 @@ class MultiHeadAttention(Layer):
     value: Linear
     output: Linear
 
-    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*_PROJECTIONS, "output")}
-    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*_PROJECTIONS, "output")}
+    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*PROJECTIONS, "output")}
+    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*PROJECTIONS, "output")}
     _given = ("num_heads",)
 
     def __init__(
@@ -323,18 +236,13 @@ class MultiHeadAttention(Layer):
         super()._fill(arrays, sizes)
 
 
-def _one_head(y: Array) -> Array:
-    """Return projected tokens with the head axis, ``(..., 1, length, E)``."""
-    return y[..., None, :, :]
-
-
 def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights of `torch.nn.MultiheadAttention` under the names of `MultiHeadAttention`."""
     separate: dict[str, Array] = {}
     for name, array in arrays.items():
         if name.startswith("in_proj_"):
             thirds = array.reshape(3, -1, *array.shape[1:])
-            separate |= {f"{part}.{name[8:]}": third for part, third in zip(_PROJECTIONS, thirds, strict=True)}
+            separate |= {f"{part}.{name[8:]}": third for part, third in zip(PROJECTIONS, thirds, strict=True)}
         else:
             separate[name.replace("out_proj", "output")] = array
     return separate
