@@ -335,7 +335,7 @@ class Cache(Slots):
         return {
             "kind": type(self).__name__, "batch": list(self.batch), "heads": geometry.heads, "E": geometry.E,
             "Ev": geometry.Ev, "dtype": geometry.dtype.name, "tied": geometry.tied, "layout": geometry.layout,
-            "window": self.window, "first": self.first, "slack": self.slack,
+            "window": self.window, "first": self.first, "slack": self.slack, "capacity": None, "page": None,
         }  # fmt: skip
 
     def __repr__(self) -> str:

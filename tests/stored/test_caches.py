@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -338,6 +339,26 @@ def test_damaged_entries(page):
         assert kind.pool.free == free
         with pytest.raises(ValueError, match="a PagedCache was saved here, not a KVCache"):
             sr.KVCache.from_state_dict(entries)
+
+
+@pytest.mark.parametrize("page", [None, 4])
+def test_a_file_with_other_bytes_is_an_error_or_another_file(page, tmp_path):
+    cache, _, kind = filled(
+        {"page": page, "storage": "int8 center", "window": 4, "first": 1}, batch=3, lengths=[6, 0, 3]
+    )
+    path, rng = tmp_path / "cache", np.random.default_rng(0)
+    cache.save(path)
+    whole = np.frombuffer(path.read_bytes(), np.uint8)
+    about = path.read_bytes().find(b'"kind"')
+    free, load = kind.pool.free if page else None, kind.pool.load if page else sr.KVCache.load
+    for _ in range(200):
+        low, high = ((0, len(whole)), (0, 900), (about, about + 250))[rng.integers(3)]
+        changed = whole.copy()
+        changed[rng.integers(low, high, rng.integers(1, 4))] = rng.integers(256)
+        path.write_bytes(changed[: rng.integers(len(whole)) if rng.random() < 0.2 else None].tobytes())
+        with suppress(ValueError):  # and no other: numbers may differ, what does not fit together is seen
+            load(path)
+        assert not page or kind.pool.free == free
 
 
 def test_joining_needs_the_same_geometry():
