@@ -1,6 +1,5 @@
 """How arrays lie in memory: the same numbers in any order, at any address, of any byte order."""
 
-import math
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ FLIPPED = {"negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,),
 """Memories by the axes whose strides are negative."""
 REPEATED = {"repeated": 0, "repeated heads": -3, "repeated lengths": -2, "repeated width": -1}
 """Memories by the axis whose stride is 0."""
+_FEW = 4
 MEMORIES = (
     "plain",
     "transposed",
@@ -62,21 +62,22 @@ def stored(array: Array, memory: str) -> Array:
 
 
 def _far_apart(array: Array) -> Array:
-    """Return a view whose last entry along the first axis of several lies beyond 2**31 numbers.
+    """Return a view whose last entry along an axis of few lies beyond 2**31 numbers.
 
     Pages that nobody touches take no memory where the system reserves addresses alone; elsewhere, and where it refuses,
-    the array is a plain copy.
+    or where no axis is short, so that many pages were touched, the array is a plain copy.
     """
     copy = np.array(array, order="C")
-    axis = next((axis for axis, n in enumerate(array.shape) if n > 1), None)
+    axis = next((axis for axis, n in enumerate(array.shape) if 1 < n <= _FEW), None)
     if axis is None or not array.size or sys.platform == "win32" or sys.maxsize < 1 << 32:
         return copy
+    one = copy.take([0], axis)
     step = -(-(1 << 31) // (array.shape[axis] - 1))
-    size = step * (array.shape[axis] - 1) + math.prod(array.shape[axis + 1 :])
-    strides = (*copy.strides[:axis], step * array.itemsize, *copy.strides[axis + 1 :])
+    strides = (*one.strides[:axis], step * array.itemsize, *one.strides[axis + 1 :])
     try:
-        view = np.lib.stride_tricks.as_strided(np.empty(size, array.dtype), array.shape, strides)
+        room = np.empty(step * (array.shape[axis] - 1) + one.size, array.dtype)
     except MemoryError:
         return copy
+    view = np.lib.stride_tricks.as_strided(room, array.shape, strides)
     view[...] = array
     return view
