@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_ref.testing import draws
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.case_options import EDGES, LOUD
+from sdpa_ref.testing.case_options import EDGES, LOUD, SHAPES
 from sdpa_ref.testing.recipes import Words
 
 LENGTHS = "key lengths", "key starts", "query lengths"
@@ -178,6 +178,13 @@ def loud_behind_a_mask(claims: Capabilities) -> Words:
     """Return the words of keys that a mask drops beside keys whose bias is the lowest finite number."""
     words: Words = {"bias": (LOUD,), "mask": ("function",), "S": 5, "L": 3}
     return words if claims.mask and claims.mask_and_bias else {}
+
+
+def mask_arrays(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on boolean arrays of every shape, many of them square, which a kernel may read by columns."""
+    n = int(rng.choice((5, 17, 33, 64)))
+    square = {"L": n, "S": n} if rng.random() < 0.4 else {}
+    return {"mask": (str(rng.choice(SHAPES)),), **square}
 
 
 def one_of(*words: str) -> Callable[..., str]:

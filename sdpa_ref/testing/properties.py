@@ -11,7 +11,7 @@ import numpy as np
 
 from sdpa_ref.testing import draws, foci, laws, levels, memories
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
-from sdpa_ref.testing.case_options import LOUD, SHAPES
+from sdpa_ref.testing.case_options import LOUD
 from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.recipes import Words
@@ -138,7 +138,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "mask arrays", "A boolean array keeps where it is True.", laws.agrees, _need("mask"),
-        lambda rng, claims: {"mask": (foci.one_of(*SHAPES)(rng, claims),)},
+        foci.mask_arrays,
     ),
     Property(
         "causal", "A query sees itself and what is before it, by the alignment that was asked for.", laws.agrees,

@@ -31,6 +31,7 @@ def stored(array: Array, memory: str) -> Array:
 
     Those of `REPEATED` repeat the first entry of an axis with a stride of 0, and so change the numbers.
     """
+    between = True if array.dtype == bool else np.nan  # what a kernel that reads beside the array finds
     if memory == "transposed":
         return np.ascontiguousarray(array.T).T
     if memory == "far apart":
@@ -39,12 +40,12 @@ def stored(array: Array, memory: str) -> Array:
         axes = tuple(axis for axis in FLIPPED[memory] if -array.ndim <= axis < array.ndim)
         return np.flip(np.flip(array, axes).copy(), axes)
     if memory == "sliced":
-        wider = np.full([2 * n + 1 for n in array.shape], np.nan, array.dtype)
+        wider = np.full([2 * n + 1 for n in array.shape], between, array.dtype)
         view = wider[tuple(slice(1, None, 2) for _ in array.shape)]
         view[...] = array
         return view
     if memory == "padded":
-        wider = np.full([*array.shape[:-2], array.shape[-2] + 1, array.shape[-1] + 3], np.nan, array.dtype)
+        wider = np.full([*array.shape[:-2], array.shape[-2] + 1, array.shape[-1] + 3], between, array.dtype)
         wider[..., : array.shape[-2], : array.shape[-1]] = array
         return wider[..., : array.shape[-2], : array.shape[-1]]
     if memory in REPEATED:
