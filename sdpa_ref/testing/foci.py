@@ -175,9 +175,13 @@ def square(rng: np.random.Generator, claims: Capabilities) -> Words:
 
 
 def loud_behind_a_mask(claims: Capabilities) -> Words:
-    """Return the words of keys that a mask drops beside keys whose bias is the lowest finite number."""
-    words: Words = {"bias": (LOUD,), "mask": ("function",), "S": 5, "L": 3}
-    return words if claims.mask and claims.mask_and_bias else {}
+    """Return the words of a key that a mask drops beside one whose bias is the lowest finite number."""
+    if not (claims.mask and claims.mask_and_bias):
+        return {}
+    sizes = {"heads": (1, 1), "L": 1, "S": 2, "E": 1, "Ev": 1, "batch": draws.plain_batch(claims)}
+    plain = {"numbers": "normal", "memory": "plain", "layout": claims.layouts[0]}
+    plain["dtype"] = "float32" if "float32" in claims.dtypes else claims.dtypes[0]
+    return {"bias": (LOUD,), "mask": ("function",), **sizes, **plain}
 
 
 def mask_arrays(rng: np.random.Generator, claims: Capabilities) -> Words:
