@@ -150,6 +150,8 @@ def vast_lengths(rng: np.random.Generator, claims: Capabilities) -> Words:
     if rng.random() < 0.25 and most > max(draws.BEYOND_16_BITS):
         n = int(rng.choice(draws.BEYOND_16_BITS))
         return words | ({"S": n, "L": 4} if rng.random() < 0.8 else {"L": n, "S": int(rng.integers(1, 5))})
+    if rng.random() < 0.25 and most > max(draws.BEYOND_4097):
+        return words | {"S": int(rng.choice(draws.BEYOND_4097)), "L": int(rng.integers(1, 5))}
     return words | {"S": draws.tile_edge(rng, min(most, 1100)), "L": int(rng.integers(1, 9))}
 
 
