@@ -104,9 +104,9 @@ class Cache(Slots):
 
         Parameters
         ----------
-        key : float array, shape (*batch, heads, T, E), or (*batch, T, heads, E) in layout "LHE"
+        key : float array, shape (..., heads, T, E), or (..., T, heads, E) in layout "LHE"
             Of the type of the cache; where it has a recipe, of any float type.
-        value : float array, shape (*batch, heads, T, Ev), likewise
+        value : float array, shape (..., heads, T, Ev), likewise
             None where the cache is tied.
         lengths : int or int array over the batch, optional
             How many of the T tokens each row gets, the first ones. The rest is not read.
@@ -196,7 +196,7 @@ class Cache(Slots):
 
         Parameters
         ----------
-        query : float array, shape (*batch, Hq, L, E), or (*batch, L, Hq, E) in layout "LHE"
+        query : float array, shape (..., Hq, L, E), or (..., L, Hq, E) in layout "LHE"
             As in `sdpa`.
         lengths : int or int array over the batch, optional
             How many of the L queries each row has, the first ones, as in an `append` with lengths. The rest gives 0.
@@ -221,9 +221,9 @@ class Cache(Slots):
             query = as_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
-        own = self.mask if self._mask is None else self._mask
-        if mask is not None:
-            own = own & mask
+        own, places = self.mask if self._mask is None else self._mask, None
+        if mask is not None or options.get("bias") is not None:
+            own, places = own if mask is None else own & mask, self.positions
         if lengths is not None:
             queries = self._numbers("lengths", lengths)
             self._check_reach(queries)
@@ -231,9 +231,6 @@ class Cache(Slots):
         elif L > (self._reached() if self._reach is None else self._reach):
             self._check_reach(np.full(self._B, L))
         key, value = self._views or self._view()
-        places = None
-        if self._fixed != self.first or mask is not None or options.get("bias") is not None:
-            places = self.positions  # else the rules of the cache say the same of slots, which is a quicker call
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )
@@ -267,7 +264,7 @@ class Cache(Slots):
 
         Parameters
         ----------
-        index : int array, shape (*batch, K)
+        index : int array, shape (..., K)
             Which of the last `of` tokens a row keeps, strictly increasing; -1 for none. They move together, and the
             others are forgotten.
         of : int or int array over the batch
@@ -338,7 +335,7 @@ class Cache(Slots):
         return {
             "kind": type(self).__name__, "batch": list(self.batch), "heads": geometry.heads, "E": geometry.E,
             "Ev": geometry.Ev, "dtype": geometry.dtype.name, "tied": geometry.tied, "layout": geometry.layout,
-            "window": self.window, "first": self.first, "slack": self.slack,
+            "window": self.window, "first": self.first, "slack": self.slack, "capacity": None, "page": None,
         }  # fmt: skip
 
     def __repr__(self) -> str:

@@ -18,9 +18,9 @@ from sdpa_ref.stored.rows import Index
 VERSION = 1
 _RECIPES: dict[str, Callable[..., Recipe]] = {recipe.__name__: recipe for recipe in (Int8, Int4, Float8)}
 _TYPES: dict[str, tuple[type, ...]] = {  # what a file tells of a cache
-    "kind": (str,), "batch": (list,), "heads": (int,), "E": (int,), "Ev": (int,), "dtype": (str,), "tied": (bool,),
-    "layout": (str,), "capacity": (int, type(None)), "window": (int, type(None)), "first": (int,), "slack": (int,),
-    "store": (list,),
+    "version": (int,), "kind": (str,), "batch": (list,), "heads": (int,), "E": (int,), "Ev": (int,), "dtype": (str,),
+    "tied": (bool,), "layout": (str,), "capacity": (int, type(None)), "window": (int, type(None)), "first": (int,),
+    "slack": (int,), "store": (list,), "page": (int, type(None)),
 }  # fmt: skip
 _T = TypeVar("_T")
 
@@ -66,7 +66,8 @@ class Entries:
             raise ValueError(f"the cache was saved in version {version!r} of its format, this library has {VERSION}")
         if got != kind:
             raise ValueError(f"a {got} was saved here, not a {kind}")
-        wrong = [name for name, types in _TYPES.items() if type(told.get(name)) not in types]
+        wrong = [name for name in told if type(told[name]) not in _TYPES.get(name, ())]
+        wrong += [name for name in _TYPES if name not in told]
         if not wrong and not all(type(n) is int and n >= 0 for n in told["batch"]):
             wrong = ["batch"]
         if wrong or len(told["store"]) != 2:

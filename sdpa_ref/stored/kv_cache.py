@@ -49,7 +49,7 @@ class KVCache(Cache):
     Attributes
     ----------
     batch : tuple of int
-    key, value : array or Quantized, shape (*batch, heads, S, E) and (*batch, heads, S, Ev), or "LHE"
+    key, value : array or Quantized, shape (..., heads, S, E) and (..., heads, S, Ev), or "LHE"
         All slots, used or not; read-only, and good until the next change. S changes only when the cache grows.
     lengths, key_lengths : int64 array over the batch
         Tokens appended less cropped, and slots in use: less than tokens where a window has let some go.

@@ -23,7 +23,7 @@ class Paged:
     ----------
     pages : float array or Quantized, shape (N, Hkv, P, E), or (N, P, Hkv, E) in layout "LHE"
         What lies beyond the length in a page is never read into a result, nor are pages that no entry needs.
-    table : int array, shape (*batch, M)
+    table : int array, shape (..., M)
         Pages of each batch entry, on the host. Entries beyond the length may hold anything.
     lengths : int or int array over the batch
         Keys of each batch entry, in [0, M * P].

@@ -12,6 +12,7 @@ from sdpa_ref.stored.cache import Cache, CacheFull
 from sdpa_ref.stored.geometry import Parts
 from sdpa_ref.stored.paged import Paged
 from sdpa_ref.stored.rows import Index, Number, settled
+from sdpa_ref.stored.slots import Slots
 
 if TYPE_CHECKING:
     from sdpa_ref.stored.pool import PagePool
@@ -27,7 +28,7 @@ class PagedCache(Cache):
         self._pool, self._granule = pool, pool.page
         super().__init__(pool._geometry, batch, window, first, slack)
         self._tokens = pool._tokens
-        self._table = np.full((self._B, 1), -1, np.int64)
+        self._table = np.zeros((self._B, 1), np.int64)  # what no slot in use needs is page 0, whoever has it
         self._closed = False
 
     def close(self) -> None:
@@ -35,7 +36,7 @@ class PagedCache(Cache):
         if not self._closed:
             self._closed = True
             self._touch()
-            self._pool._given_back(self._table[self._table >= 0])
+            self._pool._given_back(self._held())
 
     def __del__(self) -> None:
         if "_closed" in self.__dict__ and not sys.is_finalizing():
@@ -59,8 +60,7 @@ class PagedCache(Cache):
     def _make_views(self) -> tuple[Any, Any]:
         self._check_open()
         lengths = self._of_rows(self._used).reshape(self.batch)
-        table = np.maximum(self._table, 0)  # what is not used names a page too: such tables are checked quickly
-        table = table.reshape(*self.batch, table.shape[1])
+        table = self._table.reshape(*self.batch, self._table.shape[1])
         table.setflags(write=False)
         lengths.setflags(write=False)
         self._lease = [True]
@@ -87,6 +87,15 @@ class PagedCache(Cache):
         pages = self._table[:, column] if self._B != 1 else int(self._table[0, column])
         for array, part in zip(self._tokens, parts, strict=True):
             array[pages, within] = part.reshape(self._B, *array.shape[2:])
+
+    def _with(self, slots: Number) -> Any:
+        """Return which entries of the table have a page when rows use so many slots."""
+        return np.arange(self._table.shape[1]) < self._of_rows(self._columns(slots))[:, None]
+
+    def _held(self) -> Index:
+        """Return the pages of all rows, a shared one as often as it is shared."""
+        pages: Index = self._table[self._with(self._used)]
+        return pages
 
     def _columns(self, slots: Number) -> Number:
         """Return how many pages hold so many slots."""
@@ -131,12 +140,13 @@ class PagedCache(Cache):
         """Take new pages for the columns from `have` to `want` of each row."""
         M, most = self._table.shape[1], int(want.max(initial=0))
         if most > M:
-            wider = np.full((self._B, max(M * 3 // 2, most)), -1, np.int64)
+            wider = np.zeros((self._B, max(M * 3 // 2, most)), np.int64)
             wider[:, :M] = self._table
             self._table = wider
-        columns = np.arange(self._table.shape[1])
-        new = (columns >= have[:, None]) & (columns < want[:, None])
-        self._table[new] = self._pool._taken(int(np.count_nonzero(new)))
+        new = want - have
+        b = np.repeat(np.arange(self._B), new)
+        columns = np.arange(len(b)) + (have + new - new.cumsum())[b]
+        self._table[b, columns] = self._pool._taken(len(b))
 
     def _evicted(self, moved: Index) -> Any:
         """Return which entries of the table hold what is let go when rows move by so many slots."""
@@ -148,7 +158,7 @@ class PagedCache(Cache):
         M, fixed = self._table.shape[1], self._fixed // self._granule
         source = np.arange(M) + np.where(np.arange(M) >= fixed, (moved // self._granule)[:, None], 0)
         table: Index = np.take_along_axis(self._table, np.minimum(source, M - 1), 1)
-        table[source >= M] = -1
+        table[source >= M] = 0
         return table
 
     def _copied(self, pages: Index) -> Any:
@@ -178,23 +188,22 @@ class PagedCache(Cache):
 
     def _settle(self, n: Number, shift: Number, gone: Number) -> None:
         self._check_open()
-        keep = self._of_rows(self._columns(n - shift))
-        unused = (np.arange(self._table.shape[1]) >= keep[:, None]) & (self._table >= 0)
+        unused = self._with(self._used) & ~self._with(n - shift)
         if unused.any():
             self._pool._given_back(self._table[unused])
-            self._table = np.where(unused, -1, self._table)
+            self._table = np.where(unused, 0, self._table)
         super()._settle(n, shift, gone)
 
     def select(self, index: Any) -> None:
         """Make row b the old row ``index[b]``, -1 an empty one, as `KVCache.select`; rows share pages until written."""
         self._check_open()
         rows = self._old_rows(index)
-        table = np.full((len(rows), self._table.shape[1]), -1, np.int64)
+        before, numbers = self._held(), self._numbers_of(rows)
+        table = np.zeros((len(rows), self._table.shape[1]), np.int64)
         table[rows >= 0] = self._table[rows[rows >= 0]]
-        numbers = self._numbers_of(rows)
-        self._pool._shared(table[table >= 0])
-        self._pool._given_back(self._table[self._table >= 0])
         self._replace(table, numbers)
+        self._pool._shared(self._held())
+        self._pool._given_back(before)
 
     def join(self, other: "PagedCache") -> None:
         """Add the rows of another cache of the same pool, whose pages both share until one of them writes."""
@@ -204,10 +213,10 @@ class PagedCache(Cache):
         if other._pool is not self._pool:
             raise ValueError("caches can be joined within a pool, and the other is of another pool")
         M = max(self._table.shape[1], other._table.shape[1])
-        table = np.full((self._B + other._B, M), -1, np.int64)
+        table = np.zeros((self._B + other._B, M), np.int64)
         table[: self._B, : self._table.shape[1]] = self._table
         table[self._B :, : other._table.shape[1]] = other._table
-        self._pool._shared(other._table[other._table >= 0])
+        self._pool._shared(other._held())
         both = zip((self._n, self._shift, self._gone), (other._n, other._shift, other._gone), strict=True)
         n, shift, gone = (settled(np.concatenate([self._of_rows(a), other._of_rows(b)])) for a, b in both)
         self._replace(table, (n, shift, gone))
@@ -216,12 +225,12 @@ class PagedCache(Cache):
         """Take other rows, whose references are counted."""
         self._table, self.batch, self._B = table, (len(table),), len(table)
         self._axes, self._places = (len(table), self._geometry.heads), None
-        Cache._settle(self, *numbers)
+        Slots._settle(self, *numbers)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the pages that the cache has, shared ones too, and of its table."""
-        pages = len(np.unique(self._table[self._table >= 0]))
+        pages = len(np.unique(self._held()))
         return pages * self._granule * self._geometry.token_bytes + int(self._table.nbytes)
 
     def state_dict(self) -> dict[str, Array]:
@@ -242,7 +251,7 @@ class PagedCache(Cache):
     def _size(self) -> str:
         if self._closed:
             return "closed"
-        return f"{len(np.unique(self._table[self._table >= 0]))} pages of {self._granule}"
+        return f"{len(np.unique(self._held()))} pages of {self._granule}"
 
 
 class Leased(Paged):

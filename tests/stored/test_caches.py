@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -340,6 +341,26 @@ def test_damaged_entries(page):
             sr.KVCache.from_state_dict(entries)
 
 
+@pytest.mark.parametrize("page", [None, 4])
+def test_a_file_with_other_bytes_is_an_error_or_another_file(page, tmp_path):
+    cache, _, kind = filled(
+        {"page": page, "storage": "int8 center", "window": 4, "first": 1}, batch=3, lengths=[6, 0, 3]
+    )
+    path, rng = tmp_path / "cache", np.random.default_rng(0)
+    cache.save(path)
+    whole = np.frombuffer(path.read_bytes(), np.uint8)
+    about = path.read_bytes().find(b'"kind"')
+    free, load = kind.pool.free if page else None, kind.pool.load if page else sr.KVCache.load
+    for _ in range(200):
+        low, high = ((0, len(whole)), (0, 900), (about, about + 250))[rng.integers(3)]
+        changed = whole.copy()
+        changed[rng.integers(low, min(high, len(whole)), rng.integers(1, 4))] = rng.integers(256)
+        path.write_bytes(changed[: rng.integers(len(whole)) if rng.random() < 0.2 else None].tobytes())
+        with suppress(ValueError):  # and no other: numbers may differ, what does not fit together is seen
+            load(path)
+        assert not page or kind.pool.free == free
+
+
 def test_joining_needs_the_same_geometry():
     cache = sr.KVCache(1, 2, 8)
     others = {
@@ -519,3 +540,18 @@ def test_numbers_that_cannot_be_coded_change_nothing():
             cache.append(*keys)
     cache.append(wrong, X, lengths=[3, 2])  # what is not stored may hold anything
     assert cache.lengths.tolist() == [6, 5]
+
+
+@pytest.mark.parametrize("how", [{}, {"page": 4}, {"page": 4, "storage": "int8"}])
+def test_a_window_asks_for_no_positions_where_slots_say_the_same(how, backend):
+    cache, rows, kind = filled({"window": 5, "first": 2, "slack": 3, **how}, batch=3, lengths=[6, 1, 4])
+    for t in range(30):
+        keys, values = kind.tokens(RNG, 3, 2)
+        lengths = [2, 1, 2 * (t < 4)]  # the third row does not move again
+        cache.append(kind.turned(keys), kind.turned(values), lengths)
+        rows.append(keys, values, lengths)
+        query = RNG.standard_normal((3, 4, 1, WIDTH)).astype(np.float32)
+        alone = cache.attend(query, backend=backend)
+        everything = np.ones(cache.key.shape[-2], bool)  # with a mask of the caller positions are asked for
+        assert abs(cache.attend(query, mask=everything, backend=backend) - alone).max() < 1e-6
+    assert cache.positions is not None

@@ -64,6 +64,14 @@ class Caches(RuleBasedStateMachine):
         if reach >= 0:
             self.rows.check_attention(self.cache, self.rng, L, self.backend)
 
+    @precondition(lambda self: self.rows.keys)
+    @rule()
+    def attend_too_far(self):
+        L = max(self.rows.reach(), 0) + 1
+        query = np.zeros((len(self.rows.keys), L, token_lists.HEADS, token_lists.E), self.kind.dtype)
+        with pytest.raises(ValueError, match=f"at most {L - 1} of them here, got {L}"):
+            self.cache.attend(self.kind.turned(query), scale=1.0)
+
     @rule(data=st.data())
     def attend_ragged(self, data):
         B = len(self.rows.keys)
@@ -73,8 +81,12 @@ class Caches(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crop(self, data):
-        most = data.draw(st.sampled_from([1, 4, 4, 100]))  # what is taken back
-        wanted = [n - data.draw(st.integers(0, min(n, most))) for n in self.rows.lengths]
+        most = data.draw(st.sampled_from([1, 4, 4, 100, None]))  # what is taken back; None: all but the first tokens
+        first = self.kind.first if self.kind.window else 1
+        wanted = [
+            data.draw(st.integers(0, min(n, first)) if most is None else st.integers(max(n - most, 0), n))
+            for n in self.rows.lengths
+        ]
         if all(self.rows.can_crop(b, n) for b, n in enumerate(wanted)):
             self.cache.crop(np.array(wanted, int))
             self.rows.crop(wanted)
