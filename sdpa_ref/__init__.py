@@ -30,7 +30,7 @@ from sdpa_ref.masks.rules import *  # noqa: F403
 from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
 from sdpa_ref.state import AttentionState
-from sdpa_ref.stored import Float8, Int4, Int8, Paged, Quantized
+from sdpa_ref.stored import CacheFull, Float8, Int4, Int8, KVCache, Paged, PagePool, Quantized
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,15 +38,18 @@ __all__ = [
     "AttentionHead",
     "AttentionState",
     "BackendUnavailable",
+    "CacheFull",
     "Dropout",
     "Embedding",
     "Float8",
     "Gradients",
     "Int4",
     "Int8",
+    "KVCache",
     "Linear",
     "Mask",
     "MultiHeadAttention",
+    "PagePool",
     "Paged",
     "Quantized",
     "SpatialAttention",

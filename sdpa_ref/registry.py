@@ -122,7 +122,6 @@ def _module(name: str) -> Backend:
     except ImportError as error:
         if (error.name or "").startswith(_entry_points()[name].module + "."):
             raise  # a fault inside the backend is not something to install
-        raise BackendUnavailable(
-            f"backend {name!r} cannot be loaded: {error}; try: pip install 'sdpa-ref[{name}]'"
-        ) from error
+        package = "sdpa-ref-cupy" if error.name == _OWN["cupy"] else f"'sdpa-ref[{name}]'"
+        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}; try: pip install {package}") from error
     return backend

@@ -73,7 +73,7 @@ class Stored(NamedTuple):
         numbers = self._taken(self.numbers, j0, j1)
         if self.bits == 4:
             pairs = module_of(kind(numbers)).stack([numbers & 15, numbers >> 4], -1)
-            numbers = pairs.reshape(*numbers.shape[:-1], -1)
+            numbers = pairs.reshape(*numbers.shape[:-1], 2 * numbers.shape[-1])
         if self.bits == 0:
             return numbers
         with np.errstate(all="ignore"):
@@ -98,14 +98,19 @@ class Stored(NamedTuple):
         whole, j = self.numbers.shape, np.arange(j0, j1)
         array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)
         run = max(1, whole[-2] // max(1, array.shape[-2]))
+        module = module_of(kind(array))
         if self.table is None:
-            return array[..., j // run, :] if array is not self.numbers else array[..., j0:j1, :]
+            return array[..., module.asarray(j // run), :] if run > 1 else array[..., j0:j1, :]
         N, P = whole[0], whole[-2]
         table = np.asarray(self.table)[..., j // max(1, P)]
         if N == 0 or P == 0:
-            return module_of(kind(array)).zeros(
-                (*table.shape[:-1], array.shape[1], len(j), array.shape[3]), array.dtype
-            )
-        entry = np.where((table >= 0) & (table < N), table, 0)
-        taken: Array = array[entry // (N // array.shape[0]), :, j % P // run]
+            return module.zeros((*table.shape[:-1], array.shape[1], len(j), array.shape[3]), array.dtype)
+        pages = np.where((table >= 0) & (table < N), table, 0) // (N // array.shape[0])
+        taken: Array = array[module.asarray(pages), :, module.asarray(j % P // run)]
         return taken.swapaxes(-2, -3)
+
+
+def arrays_in(part: Any) -> list[Array]:
+    """Return the arrays that keys or values consist of, the table of the host apart."""
+    parts = (part.numbers, part.scale, part.offset) if isinstance(part, Stored) else (part,)
+    return [array for array in parts if array is not None]

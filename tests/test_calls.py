@@ -18,7 +18,7 @@ import sdpa_ref as sr
 from sdpa_ref import options as declared
 from sdpa_ref import reference, registry
 from sdpa_ref._problem import arrays_of
-from sdpa_ref.testing.cases import BIASES
+from sdpa_ref.testing.case_options import BIASES
 
 RNG = np.random.default_rng(12)
 

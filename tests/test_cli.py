@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sdpa_ref
-from sdpa_ref.cli import COMMANDS, main
+from sdpa_ref.cli import COMMANDS, IN_CHECKOUTS, main
 
 
 def refused(capsys, *arguments):
@@ -227,7 +227,7 @@ def test_info_tells_which_backend_cannot_tell_of_itself(capsys, monkeypatch):
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"sdpa-ref {sdpa_ref.__version__}\n"
-    for command in COMMANDS:
+    for command in (*COMMANDS, *IN_CHECKOUTS):
         assert main([command, "--help"]) == 0
         assert f"examples:\n  sdpa-ref {command}" in capsys.readouterr().out
 

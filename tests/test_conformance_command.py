@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from sdpa_ref import sdpa
 from sdpa_ref.cli import main
 from sdpa_ref.testing import findings
 from sdpa_ref.testing.capabilities import Capabilities
@@ -190,6 +191,21 @@ def test_the_page_is_whole_and_escapes_what_it_is_given(written):
     assert not re.search(r'(src|href)="(?!data:)', text), "it needs no other file"
     body = text[text.index("<body>") : text.index("</html>")]
     ElementTree.fromstring(body)  # every tag is closed
+
+
+def test_the_page_shows_one_key_of_a_thousand():
+    """A pixel for each key would be less than one on a phone, and weights of 0.001 are white beside 1."""
+
+    def loses_the_last_key(query, key, value):
+        S = key.shape[-2]
+        return sdpa(query, key, value, mask=np.arange(S) < S - (S == 1025), backend="reference")
+
+    run = check(loses_the_last_key, laws=["long rows"], seconds=float("inf"))
+    text = page(run, findings.findings(run, "kernels.py:loses_the_last_key"))
+    (keys,) = set(re.findall(r"keys (\d+) to 1024 across", text))
+    assert int(keys) > 900
+    sizes = [tuple(map(int, size)) for size in re.findall(r'<img [^>]*width="(\d+)" height="(\d+)"', text)]
+    assert min(min(size) for size in sizes) >= 12
 
 
 def test_the_page_in_a_browser(written, tmp_path):

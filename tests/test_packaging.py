@@ -17,7 +17,8 @@ import sdpa_ref
 ROOT = Path(__file__).parents[1]
 OPTIONAL = "numba cupy matplotlib PIL rich ml_dtypes safetensors platformdirs hypothesis pytest onnx torch".split()
 PROOFS = (
-    *(f"sdpa_ref/testing/{name}" for name in ("golden/", "museum/", "tightness.py")),
+    "sdpa_ref/bench/",
+    *(f"sdpa_ref/testing/{name}" for name in ("adapters/", "golden/", "museum/", "museum_command.py", "tightness.py")),
     *(f"sdpa_cupy/launch/{name}/" for name in ("fibers", "ptx")),
 )
 """What stays in the checkout."""
@@ -44,48 +45,67 @@ def python(code, *, path=None):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel of a copy of the project to which the folder ``backends/sdpa_x`` has been added, and nothing else."""
+def checkout(tmp_path_factory):
+    """A copy of the project to which the folder ``backends/sdpa_x`` has been added, and nothing else."""
     pytest.importorskip("hatchling")
     if not (ROOT / "pyproject.toml").exists():
         pytest.skip("the tests do not lie in a checkout")
-    copy, made = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
-    clutter = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build", "dist")
+    copy = tmp_path_factory.mktemp("copy")
+    clutter = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build", "dist", "tests", "docs")
     shutil.copytree(ROOT, copy, ignore=clutter, dirs_exist_ok=True)
     (copy / "backends/sdpa_x").mkdir()
     (copy / "backends/sdpa_x/__init__.py").write_text('ARRAYS = "numpy"\n')
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", made],
-        cwd=copy,
-        check=True,
-        capture_output=True,
-    )
-    (path,) = made.glob("*.whl")
+    return copy
+
+
+def built(project, folder):
+    """Return the wheel of a project."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory):
+    return built(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel_of_cupy(checkout, tmp_path_factory):
+    return built(checkout / "backends", tmp_path_factory.mktemp("wheel_of_cupy"))
+
+
+def shipped(package):
+    """Return the files of a package that belong into a wheel."""
+    home = ROOT / ("" if package == "sdpa_ref" else "backends") / package
+    files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert "py.typed" in files
+    return {f"{package}/{file}" for file in files if not f"{package}/{file}".startswith(PROOFS)}
+
+
+def contents(wheel):
+    return {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+
 def test_wheel_has_the_packages_and_nothing_else(wheel):
-    packages = {"sdpa_ref", "sdpa_x", *(path.name for path in (ROOT / "backends").glob("sdpa_*"))}
-    found = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {name for name in found if not name.endswith(".dist-info")} == packages
-    for package in packages - {"sdpa_x"}:
-        home = ROOT / ("" if package == "sdpa_ref" else "backends") / package
-        files = {
-            path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.suffix != ".pyc"
-        }
-        shipped = {file for file in files if not f"{package}/{file}".startswith(PROOFS)}
-        assert {name.partition("/")[2] for name in wheel.namelist() if name.startswith(f"{package}/")} == shipped
-        assert "py.typed" in files
+    packages = {"sdpa_ref", *(path.name for path in (ROOT / "backends").glob("sdpa_*"))} - {"sdpa_cupy"}
+    assert contents(wheel) == {"sdpa_x/__init__.py"}.union(*map(shipped, packages))
+
+
+def test_wheel_of_cupy_has_that_and_nothing_else(wheel_of_cupy):
+    assert contents(wheel_of_cupy) == shipped("sdpa_cupy")
 
 
 def test_wheel_is_small(wheel):
-    """It was 1.4 MB with golden vectors, museum and emulators."""
-    assert Path(wheel.filename).stat().st_size < 360_000
+    """It was 1.4 MB with golden vectors, museum and emulators; what grows it shall be what users call."""
+    assert Path(wheel.filename).stat().st_size < 300_000
 
 
-def test_wheel_without_the_museum_says_where_it_is(wheel, tmp_path):
+@pytest.mark.parametrize("command", [["museum", "--list"], ["bench"], ["check", "torch"]], ids=lambda words: words[0])
+def test_wheel_says_where_is_what_it_has_not(wheel, tmp_path, command):
     wheel.extractall(tmp_path)
-    code = "import sdpa_ref.cli; raise SystemExit(sdpa_ref.cli.main(['museum', '--list']) - 1)"
+    code = f"import sdpa_ref.cli; raise SystemExit(sdpa_ref.cli.main({command}))"
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -93,8 +113,19 @@ def test_wheel_without_the_museum_says_where_it_is(wheel, tmp_path):
         cwd="/",
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
-    assert run.returncode == 0, run.stderr
-    assert "run this in a checkout" in run.stderr
+    assert run.returncode in (1, 2), run.stderr
+    assert "in a checkout" in run.stderr
+
+
+def test_two_wheels_have_the_cupy_backend(wheel, wheel_of_cupy, tmp_path):
+    ask = "import sdpa_ref\ntry: sdpa_ref.load('cupy')\nexcept sdpa_ref.BackendUnavailable as error: print(error)"
+    wheel.extractall(tmp_path)
+    hidden = "import sys; sys.modules['sdpa_cupy'] = None\n"
+    assert "pip install sdpa-ref-cupy" in python(hidden + ask, path=tmp_path)
+    wheel_of_cupy.extractall(tmp_path)
+    found = python(ask + "\nimport sdpa_cupy; print(sdpa_cupy.__file__)", path=tmp_path)
+    assert "pip install sdpa-ref-cupy" not in found
+    assert str(tmp_path) in found
 
 
 def test_wheel_says_what_it_needs(wheel):

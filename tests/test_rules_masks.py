@@ -31,7 +31,8 @@ from sdpa_ref.cli.errors import UsageError
 from sdpa_ref.cli.mask_expression import parse_mask
 from sdpa_ref.masks import RULES
 from sdpa_ref.masks.looking import picture
-from sdpa_ref.testing.cases import BY_WORD, MASKS, case
+from sdpa_ref.testing.case_options import BY_WORD, MASKS
+from sdpa_ref.testing.cases import case
 
 ROOT = Path(__file__).parent.parent
 

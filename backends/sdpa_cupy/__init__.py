@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.storage import arrays_in
 
 from . import nvrtc
 from .ahead import details, warmup
@@ -36,7 +37,8 @@ def unsupported(problem: Problem) -> str | None:
     import cupy
 
     device = cupy.cuda.Device()
-    arrays = (problem.query, problem.key, problem.value, problem.out, problem.keep, *problem.biases)
+    parts = [part for each in (problem.key, problem.value) for part in arrays_in(each)]
+    arrays = (problem.query, *parts, problem.out, problem.keep, *problem.biases)
     elsewhere = {array.device.id for array in arrays if array is not None} - {device.id}
     if elsewhere:
         return (

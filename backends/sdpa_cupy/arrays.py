@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.storage import Stored
 
 Array: TypeAlias = Any
 KEYS = 4096  # of a tile; a multiple of the four keys that share a draw of the dropout
@@ -30,13 +31,14 @@ def attend(problem: Problem, result: Result, xp: Any, keys: int = KEYS) -> None:
 def _spread(p: Problem) -> Problem:
     """Return the problem with all arrays broadcast to the batch, heads and rows."""
 
-    def to(array: Array, *shape: int) -> Array:
-        return None if array is None else np.broadcast_to(array, (*p.batch, *shape))
+    def to(array: Any, *shape: int) -> Any:
+        return array if array is None or isinstance(array, Stored) else np.broadcast_to(array, (*p.batch, *shape))
 
     pairs = p.Hq, p.L, p.S
     return p._replace(
         key=to(p.key, p.Hkv, p.S, p.E), value=to(p.value, p.Hkv, p.S, p.Ev), keep=to(p.keep, *pairs),
         bias=to(p.bias, *pairs), visible=p.intervals, positions=None if p.slopes is None else to(p.stands(), p.L),
+        key_positions=to(p.key_positions, p.S),
     )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
         e, shrunk = xp.exp(s - base[:, None]), xp.exp(m - base)
         m, z = top, z * shrunk + e.sum(1)
         if result.output is not None:
-            value = p.value[kv][tile].astype(p.acc_dtype, order="C")
+            value = _taken(p, p.value, kv, tile).astype(p.acc_dtype, order="C")
             o = o * shrunk[:, None] + _mixed(xp, e * _dropped(p, xp, b, at, tile), keep, value)
 
     top = m if p.sink is None else xp.maximum(m, p.sink[at[-1]].astype(p.acc_dtype))
@@ -78,11 +80,19 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
             result.weights[at][:, tile] = w.astype(p.dtype)
 
 
+def _taken(p: Problem, array: Array | Stored, at: tuple[int, ...], tile: slice) -> Array:
+    """Return the keys or values of a tile of one head, gathered and decoded where they are stored."""
+    if not isinstance(array, Stored):
+        return array[at][tile]
+    rows = array.rows(tile.start, tile.stop)
+    return np.broadcast_to(rows, (*p.batch, *rows.shape[-3:]))[at]
+
+
 def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile: slice) -> tuple[Array, Array]:
     """Return the scores (L, keys of the tile), -inf where the row drops the key, and whether it keeps it."""
     batch, h, acc = at[:-1], at[-1], p.acc_dtype
     j, most = xp.arange(tile.start, tile.stop), float(np.finfo(acc).max)
-    s = query @ p.key[(*batch, h // p.group)][tile].astype(acc, order="C").T
+    s = query @ _taken(p, p.key, (*batch, h // p.group), tile).astype(acc, order="C").T
     s = s * acc.type(p.scale)
     if p.softcap is not None:
         s = xp.tanh(s / acc.type(p.softcap)) * acc.type(p.softcap)
@@ -97,7 +107,8 @@ def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile
         keep = keep & (bias != -np.inf)
         s = s + xp.where(xp.isfinite(bias), xp.clip(bias, -most, most), bias).astype(acc)
     if p.slopes is not None:
-        s = s - (p.slopes[h] * abs(p.positions[batch][:, None] - j)).astype(acc)
+        keys = j if p.key_positions is None else p.key_positions[batch][tile]
+        s = s - (p.slopes[h] * abs(p.positions[batch][:, None] - keys)).astype(acc)
     if p.score_mod is not None:
         i = xp.arange(p.first_row, p.first_row + p.L)
         indices = (xp.full((1, 1, 1, 1), b), xp.full((1, 1, 1, 1), h), i[None, None, :, None], j[None, None, None, :])

@@ -129,6 +129,8 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
     reasons = {
         f"fused kernels need compute capability 7.5 or later, this device has {arch // 10}.{arch % 10}": arch < 75,
         "mask or bias exist as rules only": problem.blockwise,
+        "keys or values are Paged or Quantized": problem.stored,
+        "ALiBi goes by key_positions": problem.key_positions is not None,
         "score_mod is a Python function": problem.score_mod is not None,
         f"E = {problem.E} and Ev = {problem.Ev}: the fused kernels go up to {WIDEST}": (
             max(problem.E, problem.Ev) > WIDEST

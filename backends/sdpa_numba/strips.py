@@ -11,6 +11,7 @@ from numba.extending import is_jitted
 
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.storage import Stored
 
 from .calls import solve
 
@@ -85,8 +86,9 @@ def with_scores(problem: Problem, product: int) -> Problem:
     _, s, keep = scores(problem, product)
     with np.errstate(all="ignore"):
         s = applied(problem, problem.score_mod, s)
+    no_keys = np.empty((*problem.key.shape[:-1], 0), problem.dtype)
     return problem._replace(
-        form=problem.form._replace(E=0), query=problem.query[..., :0], key=problem.key[..., :0], scale=1.0,
+        form=problem.form._replace(E=0), query=problem.query[..., :0], key=no_keys, scale=1.0,
         softcap=None, bias=s, slopes=None, keep=keep, score_mod=None,
     )  # fmt: skip
 
@@ -106,7 +108,8 @@ def scores(problem: Problem, product: int) -> tuple[Array, Array, Array | None]:
     step = max(1, WORK_AT_ONCE // max(1, problem.B * problem.Hq * product * problem.E * min(keys, problem.S)))
     with np.errstate(all="ignore"):
         for j in range(0, problem.S, keys):
-            k = np.array(problem.key[..., j : j + keys, :], acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
+            piece = _piece(problem.key, j, min(j + keys, problem.S))
+            k = np.array(piece, acc, order="C").swapaxes(-1, -2)[..., None, None, :, :]
             for x in range(0, products, step):
                 s[..., x : x + step, :, j : j + keys] = q[..., x : x + step, :, :] @ k
         s = s.reshape(*filled.shape[:-1], problem.S)[..., : problem.L, :] * acc.type(problem.scale)
@@ -117,6 +120,12 @@ def scores(problem: Problem, product: int) -> tuple[Array, Array, Array | None]:
             keep = (problem.bias != -np.inf) & (True if keep is None else keep)
         s = s + np.asarray(problem.added()).astype(acc)
     return capped, s, keep
+
+
+def _piece(key: Any, j0: int, j1: int) -> Array:
+    """Return the keys [j0, j1), gathered where they are stored."""
+    piece: Array = key.rows(j0, j1) if isinstance(key, Stored) else key[..., j0:j1, :]
+    return piece
 
 
 def applied(problem: Problem, function: Any, s: Array) -> Array:

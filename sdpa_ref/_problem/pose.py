@@ -27,7 +27,7 @@ from sdpa_ref.masks import (
     placed_keys,
     valid_keys,
 )
-from sdpa_ref.storage import Stored
+from sdpa_ref.storage import Stored, arrays_in
 
 NO_VALUE: Any = object()  # instead of a value where only weights are wanted
 
@@ -266,8 +266,8 @@ def _check_out(
     shape = (*form.batch, *rows, form.Ev) if inputs[2] is not None else (*form.batch, form.Hq, L, S)
     used = []
     for array in inputs:
-        parts = (array.numbers, array.table, array.scale, array.offset) if type(array) is Stored else (array,)
-        used += [part for part in parts if part is not None]
+        used += arrays_in(array)
+        used += [array.table] if type(array) is Stored and array.table is not None else []
     parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
     used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
     used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []

@@ -29,10 +29,12 @@ def with_lengths(mask: Any, key: Any, value: Any) -> Mask | None:
     lengths = [part.lengths for part in (key, value) if type(part) is Stored and part.lengths is not None]
     if not lengths:
         return None if mask is None else as_mask(mask)
-    if len(lengths) == 2 and lengths[0] is not lengths[1] and not np.array_equal(*lengths):
+    if len(lengths) == 2 and lengths[0] is not lengths[1] and lengths[0].tobytes() != lengths[1].tobytes():
         raise ValueError(f"key and value must be Paged with the same lengths, got {lengths[0]} and {lengths[1]}")
+    if mask is None:
+        return KeyLengths(lengths[0])
     valid, others = lengths[0], []
-    for part in joined(None if mask is None else as_mask(mask)):
+    for part in joined(as_mask(mask)):
         if type(part) is KeyLengths:
             valid = np.minimum(valid, part.n)
         else:
@@ -43,13 +45,15 @@ def with_lengths(mask: Any, key: Any, value: Any) -> Mask | None:
 
 def check_tables(form: Form, visible: Band | Intervals | None, L: int, S: int, **stored: Any) -> None:
     """Raise a ValueError where keys that some row sees lie in a page that does not exist."""
+    checked = None
     for name, part in stored.items():
         if type(part) is not Stored or part.table is None:
             continue
         N, table, page = part.numbers.shape[0], part.table, part.page
-        wrong = (table < 0) | (table >= N)
-        if not wrong.any():
+        if checked == (id(table), N) or in_range(table, N):
+            checked = id(table), N
             continue
+        wrong = (table < 0) | (table >= N)
         first = np.arange(table.shape[-1]) * page
         if part.lengths is not None:
             wrong = wrong & (first < np.asarray(part.lengths)[..., None])
@@ -63,6 +67,13 @@ def check_tables(form: Form, visible: Band | Intervals | None, L: int, S: int, *
             raise ValueError(
                 f"{name}: {where} is {value}, not one of the {N} pages, but its keys from {m * page} on are visible"
             )
+
+
+def in_range(table: Array, N: int) -> bool:
+    """Return whether all numbers of a table are in [0, N), by one look: a negative number is a large unsigned one."""
+    if table.dtype.kind == "i" and table.flags.c_contiguous:
+        table = table.view(table.dtype.str.replace("i", "u"))
+    return bool(table.size == 0 or (table.max() < N and table.dtype.kind == "u"))
 
 
 def needed(form: Form, visible: Band | Intervals | None, L: int, S: int, page: int) -> Array:

@@ -1,4 +1,4 @@
-"""The command line ``sdpa-ref``: a module here for each command, imported when a command line is read.
+"""The command line ``sdpa-ref``: a module for each command, imported when a command line is read.
 
 A command's module has `HELP` (one line), `EXAMPLES`, `arguments(parser)`, and ``run(options)``, which returns the exit
 code. What it needs beyond NumPy it imports in `run`.
@@ -8,16 +8,19 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 
 from sdpa_ref.cli.errors import Failure, UsageError
 
 _CODES = """exit codes:
   0 done, 1 failed or nowhere to write, 2 called wrongly, 130 interrupted, 141 the reader of the output has gone"""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-COMMANDS = ("bench", "check", "demo", "info", "mask", "museum", "warmup")
+COMMANDS = {name: f"sdpa_ref.cli.{name}" for name in ("check", "demo", "info", "mask", "warmup")}
+IN_CHECKOUTS = {"bench": "sdpa_ref.bench.command", "museum": "sdpa_ref.testing.museum_command"}
+"""Commands that are no part of the wheel: docs/decisions/0012."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = _parser()
+    there = COMMANDS | {name: module for name, module in IN_CHECKOUTS.items() if _is_here(module)}
+    first = next(iter(sys.argv[1:] if argv is None else argv), "")
+    if first in IN_CHECKOUTS and first not in there:
+        print(f"sdpa-ref {first}: error: it is no part of the wheel: run this in a checkout, after pip install -e .",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    parser = _parser(there)
     try:
         options = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its help or its error
@@ -78,6 +87,13 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"sdpa-ref {options.command}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return code
+
+
+def _is_here(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
 
 
 def _open_streams() -> None:
@@ -95,7 +111,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(there: Mapping[str, str]) -> argparse.ArgumentParser:
     from sdpa_ref import __version__
 
     raw = argparse.RawDescriptionHelpFormatter
@@ -107,8 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sdpa-ref {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name in COMMANDS:
-        command = import_module(f"sdpa_ref.cli.{name}")
+    for name in sorted(there):
+        command = import_module(there[name])
         own = commands.add_parser(
             name, help=command.HELP, description=command.HELP, epilog=command.EXAMPLES, formatter_class=raw
         )

@@ -17,7 +17,7 @@ EXAMPLES = """examples:
   sdpa-ref check my_package.kernels:attention --property causal --seed 7
   sdpa-ref check torch --list
 
-targets: a backend of this project; torch, jax, onnxruntime, onnx, keras, openvino, mlx; module:name; file.py:name"""
+targets: a backend of this project; module:name; file.py:name; in a checkout other libraries: torch, jax and more"""
 
 _WIDTH = 110  # columns where there is no terminal
 

@@ -1,9 +1,10 @@
 """Layers over `sdpa_ref.sdpa` that load what the PyTorch modules with the same attribute names save."""
 
-from sdpa_ref.layers.attention import AttentionHead, MultiHeadAttention
 from sdpa_ref.layers.gradients import LayerGradients
+from sdpa_ref.layers.head import AttentionHead
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1, Linear
+from sdpa_ref.layers.multi_head import MultiHeadAttention
 from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
 from sdpa_ref.layers.tokens import Embedding, sinusoidal_positions
 

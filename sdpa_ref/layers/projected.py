@@ -9,6 +9,8 @@ from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.gradients import LayerGradients, of_parts
 from sdpa_ref.layers.weights import checked_input
 
+PROJECTIONS = ("query", "key", "value")
+
 
 def _tokens(layer: Any, x: Any, context: Any) -> tuple[Array, Array]:
     """Return the tokens that ask and those that answer."""

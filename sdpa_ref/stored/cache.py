@@ -6,9 +6,10 @@ import numpy as np
 
 from sdpa_ref.api import sdpa
 from sdpa_ref.arrays import Array, as_array, host_array, kind
-from sdpa_ref.masks import Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
-from sdpa_ref.stored.geometry import Geometry, Parts
-from sdpa_ref.stored.rows import Index, Number, Rows, settled
+from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
+from sdpa_ref.stored.geometry import Geometry
+from sdpa_ref.stored.rows import Index, Number, settled
+from sdpa_ref.stored.slots import Slots
 
 _OWN = frozenset({"query_offset", "key_positions", "layout"})  # what a cache says itself in each call
 
@@ -30,57 +31,23 @@ class CacheFull(ValueError):
         return f"the cache is full: {self.needed} {self._unit} are needed, {self.free} are free"
 
 
-class Cache(Rows):
+class Cache(Slots):
     """What `KVCache` and the caches of a `PagePool` share."""
 
-    _tokens: Parts  # views (pages, page, heads, width)
-    _places: Any = None  # the positions of slots where they are known
-
     def __init__(self, geometry: Geometry, batch: Any, window: Any, first: Any, slack: Any) -> None:
-        super().__init__(batch, window, first, slack)
-        self._geometry = geometry
+        super().__init__(geometry, batch, window, first, slack)
         rules: tuple[Mask, ...] = (Causal(),)
         if self.window is not None:
             near = Window(self.window - 1, 0)
             rules += (near | FirstTokens(self.first) if self.first else near,)
         self._rules = rules
-        self._hle = geometry.layout == "HLE"
-        self._axes = (*self.batch, geometry.heads)
-        self._touch()
-
-    def _touch(self) -> None:
-        """Forget what was derived from lengths."""
-        self._mask: Mask | None = None
-        self._views: tuple[Any, Any] | None = None
-        self._reach = None
-
-    # what each kind of storage has its own
-
-    def _room(self, added: Number, gone: Number) -> None:
-        """Make room for tokens behind those that there are, or raise `CacheFull` and change nothing."""
-        raise NotImplementedError
-
-    def _at(self, b: Index, slots: Index) -> tuple[Index, Index]:
-        """Return the pages and the slots in them that hold these slots of these rows."""
-        raise NotImplementedError
-
-    def _own(self, b: Index, slots: Index) -> None:
-        """Make sure that no other row has these slots, or raise `CacheFull` and change nothing."""
-
-    def _settle(self, n: Number, shift: Number, gone: Number) -> None:
-        """Take these numbers, and give back what is no longer used."""
-        self._n, self._shift, self._gone = n, shift, gone
-        self._touch()
-
-    def _make_views(self) -> tuple[Any, Any]:
-        """Return key and value over all slots."""
-        raise NotImplementedError
-
-    def _slots(self) -> int:
-        """Return S, the number of slots of a row."""
-        raise NotImplementedError
 
     # what is in the cache
+
+    @property
+    def layout(self) -> str:
+        """The order of heads and tokens, "HLE" or "LHE"."""
+        return self._geometry.layout
 
     @property
     def key(self) -> Any:
@@ -92,10 +59,6 @@ class Cache(Rows):
         """The values over all slots, likewise."""
         return (self._views or self._view())[1]
 
-    def _view(self) -> tuple[Any, Any]:
-        self._views = self._make_views()
-        return self._views
-
     @property
     def lengths(self) -> Index:
         """Tokens of each row, appended less cropped; a new int64 array over the batch."""
@@ -104,7 +67,7 @@ class Cache(Rows):
     @property
     def key_lengths(self) -> Index:
         """Slots of each row that are in use; a new int64 array over the batch."""
-        return self._of_rows(self._n - self._shift).reshape(self.batch).copy()
+        return self._of_rows(self._used).reshape(self.batch).copy()
 
     @property
     def positions(self) -> Index | None:
@@ -124,14 +87,17 @@ class Cache(Rows):
         """Which slots a query may attend to: `Causal`, the window, and `KeyLengths` where the key does not carry it."""
         if self._mask is None:
             rules = (*self._rules, *self._length_rule())
-            mask = rules[0]
-            for rule in rules[1:]:
-                mask = mask & rule
-            self._mask = mask
+            self._mask = All(rules) if len(rules) > 1 else rules[0]
         return self._mask
 
     def _length_rule(self) -> tuple[Mask, ...]:
-        return (KeyLengths(self._over_batch(self._n - self._shift)),)
+        lengths = self._over_batch(self._used)
+        if type(lengths) is int:
+            return (KeyLengths(lengths),)
+        rule = object.__new__(KeyLengths)  # what it would check is known, and nobody writes to these
+        lengths.setflags(write=False)
+        rule.__dict__["n"] = lengths
+        return (rule,)
 
     def append(self, key: Any, value: Any = None, lengths: Any = None) -> None:
         """Add tokens behind those that there are; keys and values are copied.
@@ -172,7 +138,7 @@ class Cache(Rows):
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
             parts = geometry.coded(key, value, "LHE")
-        if type(added) is int and added == 0:
+        if not self._B or (type(added) is int and added == 0):
             return
         if self.window is not None:
             if type(added) is int and type(n) is int and type(gone) is int:
@@ -180,48 +146,25 @@ class Cache(Rows):
             else:
                 gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
         self._room(added, gone)
-        self._write(n - self._shift, T, parts, which)
-        self._n = n + added if which is None else settled(n + added)
-        self._gone = gone
+        self._write(self._used, T, parts, which)
+        if which is None:
+            used = n is self._used
+            self._n, self._gone, self._most = n + T, gone, self._most + T
+            self._used = self._n if used else self._used + T
+        else:
+            self._count(settled(n + added), self._shift, gone)
         self._touch()
-
-    def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
-        """Put tokens into the slots from `start` on."""
-        if which is not None:
-            b, t = which
-            self._put(b, (start if type(start) is int else start[b]) + t, parts)
-            return
-        rows, behind = np.arange(self._B)[:, None], np.arange(T)
-        slots = np.broadcast_to(start + behind if type(start) is int else start[:, None] + behind, (self._B, T))
-        self._put(rows, slots, tuple(map(self._by_token, parts)))
-
-    def _put(self, b: Index, slots: Index, tokens: Parts) -> None:
-        index = self._index(b, slots)
-        for array, part in zip(self._tokens, tokens, strict=True):
-            array[index] = part
-
-    def _take(self, b: Index, slots: Index) -> Parts:
-        index = self._index(b, slots)
-        return tuple(array[index] for array in self._tokens)
-
-    def _index(self, b: Index, slots: Index) -> Any:
-        places = self._at(b, slots)
-        return places if self._geometry.kind == "numpy" else tuple(map(self._geometry.module.asarray, places))
-
-    def _by_token(self, array: Array) -> Array:
-        """Return an array of the caller's as ``(rows, T, heads, width)``."""
-        array = array.reshape(self._B, *array.shape[-3:])
-        return array.swapaxes(-2, -3) if self._hle else array
-
-    def _chosen(self, array: Array, which: tuple[Index, Index]) -> Array:
-        if self._geometry.kind != "numpy":
-            which = tuple(map(self._geometry.module.asarray, which))  # type: ignore[assignment]
-        return self._by_token(array)[which]
 
     def _checked(self, name: str, given: Any, width: int) -> Array:
         """Return keys or values to be added."""
         geometry = self._geometry
         array = given if type(given) is np.ndarray else as_array(name, given)
+        recipe = geometry.store[name == "value"]
+        if array.dtype is not geometry.dtype:
+            if recipe is not None:
+                recipe._check_type(name, array)
+            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
+                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         shape = array.shape
         T = shape[-2 if self._hle else -3] if len(shape) > 2 else 0
         wanted = (*self._axes, T, width) if self._hle else (*self.batch, T, geometry.heads, width)
@@ -231,12 +174,6 @@ class Cache(Rows):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        recipe = geometry.store[name == "value"]
-        if array.dtype is not geometry.dtype:
-            if recipe is not None:
-                recipe._check_type(name, array)
-            elif array.dtype != geometry.dtype and array.dtype.newbyteorder("=") != geometry.dtype:
-                raise TypeError(f"{name} must be {geometry.dtype}, the type of the cache, got {array.dtype}")
         if geometry.kind != kind(array):
             raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
         return array
@@ -247,8 +184,8 @@ class Cache(Rows):
         if added.size and (added.min() < 0 or added.max() > T):
             wrong = added[(added < 0) | (added > T)][0]
             raise ValueError(f"lengths must be in [0, T] = [0, {T}], got {wrong}")
-        which = np.nonzero(np.arange(T) < added[:, None])
-        return settled(added), which
+        b, t = np.nonzero(np.arange(T) < added[:, None])
+        return settled(added), (b, t)
 
     # attention
 
@@ -294,7 +231,9 @@ class Cache(Rows):
         elif L > (self._reached() if self._reach is None else self._reach):
             self._check_reach(np.full(self._B, L))
         key, value = self._views or self._view()
-        places = self.positions
+        places = None
+        if self._fixed != self.first or mask is not None or options.get("bias") is not None:
+            places = self.positions  # else the rules of the cache say the same of slots, which is a quicker call
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )
@@ -392,16 +331,6 @@ class Cache(Rows):
         """Return what must agree with another cache, by name."""
         described = self._geometry.described() | {"window": self.window, "first": self.first}
         return described | {"kind of arrays": self._geometry.kind}
-
-    def _fill(self, n: Index, lost: Index, tokens: Parts) -> None:
-        """Give an empty cache these numbers of tokens, and those that were not let go."""
-        gone = settled(np.where(lost > 0, lost + self.first, 0))
-        shift = self._shift_of(gone)
-        self._room(settled(np.asarray(n - shift)), 0)
-        self._n, self._shift, self._gone, self._places = settled(n), shift, gone, None
-        self._touch()
-        b, p = self._kept()
-        self._put(b, self._slot(b, p), tokens)
 
     def _told(self) -> dict[str, Any]:
         """Return what a file says of the cache, as JSON has it."""

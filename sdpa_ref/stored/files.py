@@ -19,7 +19,8 @@ VERSION = 1
 _RECIPES: dict[str, Callable[..., Recipe]] = {recipe.__name__: recipe for recipe in (Int8, Int4, Float8)}
 _TYPES: dict[str, tuple[type, ...]] = {  # what a file tells of a cache
     "kind": (str,), "batch": (list,), "heads": (int,), "E": (int,), "Ev": (int,), "dtype": (str,), "tied": (bool,),
-    "layout": (str,), "window": (int, type(None)), "first": (int,), "slack": (int,), "store": (list,),
+    "layout": (str,), "capacity": (int, type(None)), "window": (int, type(None)), "first": (int,), "slack": (int,),
+    "store": (list,),
 }  # fmt: skip
 _T = TypeVar("_T")
 
@@ -36,7 +37,7 @@ def entries_of(cache: Cache) -> dict[str, Array]:
             entries[f"{name}.center"] = recipe.center  # type: ignore[union-attr]
         about["store"].append(None if recipe is None else {"recipe": type(recipe).__name__, **fields})
     entries["lengths"], entries["kept"] = cache.lengths, cache.lengths - cache._lost().reshape(cache.batch)
-    entries["positions"] = p
+    entries["positions"] = p.astype(np.int64)
     entries["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     return entries
 
@@ -56,15 +57,18 @@ class Entries:
     def _parsed(self, kind: str) -> dict[str, Any]:
         """Return what the entries tell of the cache."""
         try:
-            told = json.loads(bytes(np.asarray(self._entries["about"], np.uint8)))
+            about = as_array("about", self._entries["about"])
+            told = json.loads(about.tobytes() if about.dtype == np.uint8 and about.ndim == 1 else b"")
             version, got = told["version"], told["kind"]
-        except (KeyError, ValueError, TypeError, OverflowError):
+        except (KeyError, ValueError, TypeError):
             raise ValueError("no cache was saved here: there is no entry about it that can be read") from None
         if version != VERSION:
             raise ValueError(f"the cache was saved in version {version!r} of its format, this library has {VERSION}")
         if got != kind:
             raise ValueError(f"a {got} was saved here, not a {kind}")
-        wrong = [name for name, types in _TYPES.items() if type(told.get(name, "missing")) not in types]
+        wrong = [name for name, types in _TYPES.items() if type(told.get(name)) not in types]
+        if not wrong and not all(type(n) is int and n >= 0 for n in told["batch"]):
+            wrong = ["batch"]
         if wrong or len(told["store"]) != 2:
             raise ValueError(f"the entry about the cache is damaged: {', '.join(wrong) or 'store'}")
         return told  # type: ignore[no-any-return]
@@ -90,8 +94,16 @@ class Entries:
             import ml_dtypes
 
             dtype = np.dtype(getattr(ml_dtypes, told["dtype"], object))
-        store = None if self.store == (None, None) else self.store
-        return told | {"batch": tuple(told["batch"]), "dtype": dtype, "store": store}
+        return told | {"batch": tuple(told["batch"]), "dtype": dtype, "store": self.store}
+
+    def geometry(self) -> Geometry:
+        """Return what is stored of a token."""
+        told = self.arguments()
+        sizes = {name: told[name] for name in ("heads", "E", "Ev", "dtype", "store", "tied", "layout")}
+        try:
+            return Geometry(**sizes, like=self._like)
+        except TypeError as error:
+            raise ValueError(f"the entry about the cache is damaged: {error}") from None
 
     def check(self, got: dict[str, Any], expected: dict[str, Any]) -> None:
         """Raise a ValueError that lists in what the cache is not as expected."""
@@ -103,7 +115,7 @@ class Entries:
             wanted["dtype"] = np.dtype(wanted["dtype"])
         if "batch" in wanted:
             wanted["batch"] = wanted["batch"] if isinstance(wanted["batch"], tuple) else (wanted["batch"],)
-        if isinstance(wanted.get("store"), Recipe):
+        if "store" in wanted and not isinstance(wanted["store"], tuple):
             wanted["store"] = (wanted["store"], None if got["tied"] else wanted["store"])
         faults = differences(got, wanted)
         if faults:

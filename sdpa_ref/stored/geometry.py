@@ -12,6 +12,8 @@ from sdpa_ref.stored.recipes import Recipe
 
 Parts = tuple[Array, ...]
 
+_FEW = 1 << 14  # numbers of which keys and values are coded together, in half the steps
+
 
 class Part(NamedTuple):
     """One array of a cache: what it is called in a file, its width and its type."""
@@ -46,11 +48,14 @@ class Geometry:
         if not isinstance(tied, (bool, np.bool_)):
             raise TypeError(f"tied must be True or False, got {type(tied).__name__}")
         self.tied, self.layout = bool(tied), layout
+        if like is not None and not hasattr(like, "shape"):
+            raise TypeError(f"like must be an array, got {type(like).__name__}")
         self.kind = "numpy" if like is None else kind(as_array("like", like))
         self.module = module_of(self.kind)
         self.store = self._recipes(store)
         names = [("key", self.store[0], self.E)] + ([] if tied else [("value", self.store[1], self.Ev)])
         self.parts = tuple(part for name, recipe, E in names for part in self._of_one(name, recipe, E))
+        self._same_recipe = not tied and None is not self.store[0] == self.store[1] and self.E == self.Ev
         self._check_tie()
 
     def _recipes(self, store: Any) -> tuple[Recipe | None, Recipe | None]:
@@ -79,10 +84,10 @@ class Geometry:
         if recipe is not None and (self.Ev % (recipe.group or 1) or self.Ev * recipe.bits % 8):
             raise ValueError(f"the Ev = {self.Ev} of tied keys must be whole groups and bytes of {recipe!r}")
 
-    def empty(self, pages: int, page: int) -> Parts:
-        """Return new arrays for pages of slots, ``(pages, heads, page, width)`` or in "LHE" with heads after slots."""
+    def blank(self, pages: int, page: int) -> Parts:
+        """Return arrays of zeros, ``(pages, heads, page, width)`` or in "LHE" with heads after slots."""
         first = (pages, self.heads, page) if self.layout == "HLE" else (pages, page, self.heads)
-        return tuple(self.module.empty((*first, part.width), part.dtype) for part in self.parts)
+        return tuple(self.module.zeros((*first, part.width), part.dtype) for part in self.parts)
 
     def by_token(self, arrays: Parts) -> Parts:
         """Return views ``(pages, page, heads, width)``."""
@@ -90,8 +95,14 @@ class Geometry:
 
     def coded(self, key: Array, value: Array | None, layout: str) -> Parts:
         """Return what is stored of keys and values in this layout."""
+        first, second = self.store
+        if self._same_recipe and value is not None and key.size < _FEW:
+            both = self.module.empty((2, *key.shape), np.float64)
+            both[0], both[1] = key, value
+            codes, scale = first._parts(both, layout)  # type: ignore[union-attr]
+            return codes[0], scale[0], codes[1], scale[1]
         parts: Parts = ()
-        for x, recipe in zip((key,) if self.tied else (key, value), self.store, strict=False):
+        for x, recipe in zip((key,) if self.tied else (key, value), (first, second), strict=False):
             parts += (x,) if recipe is None else recipe._parts(x, layout)
         return parts
 

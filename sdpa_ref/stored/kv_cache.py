@@ -1,6 +1,7 @@
 """A cache whose rows lie one after another in one array that grows."""
 
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -100,7 +101,7 @@ class KVCache(Cache):
     ) -> None:
         super().__init__(Geometry(heads, E, Ev, dtype, store, tied, layout, like), batch, window, first, slack)
         self.capacity = None if capacity is None else checked_sizes(0, capacity=capacity)["capacity"]
-        self._hold(self._geometry.empty(self._B, self.capacity or 0))
+        self._hold(self._geometry.blank(self._B, _FEWEST if self.capacity is None else self.capacity))
 
     def _hold(self, arrays: Parts) -> None:
         """Take arrays ``(rows, heads, S, width)``, or "LHE", as the slots."""
@@ -130,12 +131,11 @@ class KVCache(Cache):
             array[place] = part
 
     def _room(self, added: Number, gone: Number) -> None:
-        used, S = self._n - self._shift, self._S
-        end = used + added
-        if type(end) is int:
-            if end <= S:
+        S = self._S
+        if type(added) is int:
+            if self._most + added <= S:
                 return
-        elif not end.size or int(end.max()) <= S:
+        elif int((self._used + added).max()) <= S:
             return
         shift = self._shifted(gone)
         used = self._n - shift
@@ -145,15 +145,15 @@ class KVCache(Cache):
                 b = int(np.argmax(self._of_rows(used + added)))
                 raise CacheFull(int(self._of_rows(added)[b]), S - int(self._of_rows(used)[b]))
         elif self.window is None:
-            S = max(most, S + S // 2, _FEWEST)
+            S = max(most, S + S // 2)
         elif most + most // 2 > S:  # room enough that tokens move seldom
-            S = max(most + most // 2, _FEWEST)
+            S = most + most // 2
         self._move(S, shift)
 
     def _move(self, S: int, shift: Number) -> None:
         """Take a new array of S slots, with the tokens that a larger shift leaves."""
-        arrays = self._geometry.empty(self._B, S)
-        new, used = self._geometry.by_token(arrays), self._n - self._shift
+        arrays = self._geometry.blank(self._B, S)
+        new, used = self._geometry.by_token(arrays), self._used
         if type(used) is int and type(shift) is int and type(self._shift) is int:
             _copy(self._tokens, new, slice(None), self.first, shift - self._shift, used)
         else:
@@ -161,7 +161,8 @@ class KVCache(Cache):
             for b in range(self._B):
                 _copy(self._tokens, new, b, self.first, int(shifts[b]), int(ends[b]))
         self._hold(arrays)
-        self._shift, self._places = shift, None
+        self._count(self._n, shift, self._gone)
+        self._places = None
 
     def select(self, index: Any) -> None:
         """Make row b the old row ``index[b]``: reorder rows, copy them, leave them out, or begin empty ones.
@@ -181,9 +182,9 @@ class KVCache(Cache):
         array([3, 3, 0])
         """
         rows = self._old_rows(index)
-        arrays = self._geometry.empty(len(rows), self._S)
+        arrays = self._geometry.blank(len(rows), self._S)
         old, new = self._tokens, self._geometry.by_token(arrays)
-        used = int(np.max(self._n - self._shift, initial=0))
+        used = self._most
         if self._B and len(rows):
             chosen = self._geometry.module.asarray(np.maximum(rows, 0))
             for source, target in zip(old, new, strict=True):
@@ -215,8 +216,8 @@ class KVCache(Cache):
             raise CacheFull(most, self._S)
         b, p = other._kept()
         tokens = other._take(b, other._slot(b, p))
-        arrays = self._geometry.empty(self._B + other._B, max(self._S, most))
-        new, used = self._geometry.by_token(arrays), int(np.max(self._n - self._shift, initial=0))
+        arrays = self._geometry.blank(self._B + other._B, max(self._S, most))
+        new, used = self._geometry.by_token(arrays), self._most
         for source, target in zip(self._tokens, new, strict=True):
             target[: self._B, :used] = source[:, :used]
         own = (self._n, self._shift, self._gone)
@@ -232,10 +233,6 @@ class KVCache(Cache):
         self.batch, self._B = (rows,), rows
         self._axes = (rows, self._geometry.heads)
         self._places = None
-
-    def _settle(self, n: Number, shift: Number, gone: Number) -> None:
-        self._places = None
-        super()._settle(n, shift, gone)
 
     @property
     def nbytes(self) -> int:
@@ -272,9 +269,11 @@ class KVCache(Cache):
             Entries are missing, damaged, or not as expected; the message lists all that differs.
         """
         file = files.Entries(entries, cls.__name__, like)
-        file.check(file.arguments(), expected)
-        cache = cls(**file.arguments(), like=like)
-        cache._fill(*file.tokens(cache._geometry, cache.first))
+        arguments = file.arguments()
+        file.check(arguments, expected)
+        tokens = file.tokens(file.geometry(), arguments["first"])
+        cache = cls(**arguments, like=like)
+        cache._fill(*tokens)
         return cache
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -299,6 +298,11 @@ class KVCache(Cache):
             It is damaged, or not as expected; the message lists all that differs.
         """
         return files.loaded(path, lambda entries: cls.from_state_dict(entries, like=like, **expected))
+
+    def __reduce__(self) -> Any:
+        """Return what makes a copy, also in another process: the tokens are all that there is."""
+        like = None if self._geometry.kind == "numpy" else self._arrays[0][:0]
+        return partial(type(self).from_state_dict, like=like), (self.state_dict(),)
 
     def _told(self) -> dict[str, Any]:
         return super()._told() | {"capacity": self.capacity}

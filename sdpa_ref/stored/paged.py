@@ -167,8 +167,14 @@ class Paged:
 
     def _stored(self, dtype: np.dtype[Any]) -> Stored:
         """Return what backends see beside a query of this type."""
-        parts = self.pages._stored(dtype) if isinstance(self.pages, Quantized) else _floats(self.pages)
-        return parts._replace(table=self.table, shape=self.shape, layout=self.layout, lengths=self.lengths)
+        pages = self.pages
+        if type(pages) is np.ndarray:
+            parts: tuple[Any, ...] = pages, self.table, None, None, 0, 0, self.shape, pages.dtype
+        elif isinstance(pages, Quantized):
+            parts = (pages.codes, self.table, pages.scale, pages.offset, pages.zero, pages.bits, self.shape, dtype)
+        else:
+            parts = pages, self.table, None, None, 0, 0, self.shape, pages.dtype
+        return tuple.__new__(Stored, (*parts, self.layout, self.lengths))
 
     def __repr__(self) -> str:
         n = self.lengths
@@ -180,10 +186,6 @@ class Paged:
 
     def __reduce__(self) -> Any:
         return Paged, (self.pages, self.table, self.lengths, self.layout)
-
-
-def _floats(pages: Array) -> Stored:
-    return Stored(pages, None, None, None, 0, 0, pages.shape, pages.dtype)
 
 
 def _of_pages(part: Array, ids: Array, N: int, module: Any) -> Array:

@@ -148,6 +148,8 @@ def _check_part(self: Quantized, name: str, codes: Array, shape: tuple[int, ...]
         object.__setattr__(self, name, part := as_array(name, part))
     if part.dtype.char not in "efd" and not is_float(part.dtype):
         raise TypeError(f"{name} must be {FLOATS}, got {part.dtype}")
+    if shape and not part.shape:  # so that backends find an axis
+        object.__setattr__(self, name, part := part.reshape(1))
     own = part.shape
     fits = len(own) <= len(shape)
     if fits and own != shape[len(shape) - len(own) :]:

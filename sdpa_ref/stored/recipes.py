@@ -10,6 +10,7 @@ from sdpa_ref.floating_point import ieee
 from sdpa_ref.frozen import Frozen
 from sdpa_ref.stored.quantized import Quantized
 
+_BLOCK = 1 << 15
 _BITS = {2: np.uint16, 4: np.uint32}  # unsigned integers of the size of a scale
 
 
@@ -108,18 +109,32 @@ class Recipe(Frozen):
     @ieee
     def _parts(self, x: Array, layout: str) -> tuple[Array, Array]:
         """Return the codes and the scales of numbers that were checked apart from being finite."""
-        module, shape = module_of(kind(x)), x.shape
-        y = x.astype(np.float64)
+        axis = -3 if layout == "LHE" else -2
+        if x.size <= 2 * _BLOCK or x.ndim < -axis or kind(x) != "numpy":
+            return self._block(x, layout)
+        T, E = x.shape[axis], x.shape[-1]
+        codes = np.empty((*x.shape[:-1], E * self.bits // 8), self.codes_dtype)
+        scale = np.empty((*x.shape[:-1], E // (self.group or E)), self.scale_dtype)
+        few = max(1, _BLOCK * T // x.size)  # tokens whose numbers stay in the processor's cache
+        for t in range(0, T, few):
+            some: Any = (..., slice(t, t + few), *(slice(None),) * (-axis - 1))
+            codes[some], scale[some] = self._block(x[some], layout)
+        return codes, scale
+
+    def _block(self, x: Array, layout: str) -> tuple[Array, Array]:
+        """Return what `_parts` returns, all at once."""
+        module, shape, span, E = module_of(kind(x)), x.shape, self.span, x.shape[-1]
+        y = x.astype(np.float64, copy=False)
         if self.center is not None:
             y = y - self._offset(layout).astype(np.float64)  # type: ignore[union-attr]
-        size = self.group or max(shape[-1], 1)
-        y = y.reshape(*shape[:-1], max(shape[-1] // size, 1), size if shape[-1] else 0)
-        peak, span = self._peak(y, module), self.span
-        exact = peak / span + 0.0  # without -0
-        most = float(np.finfo(self.scale_dtype).max)
-        if not bool((abs(exact) <= most).all()):
+        size = self.group or max(E, 1)
+        y = y.reshape(*shape[:-1], max(E // size, 1), size if E else 0)
+        peak = self._peak(y, module)
+        exact = peak / span
+        largest, most = float(abs(exact).max()) if exact.size else 0.0, float(np.finfo(self.scale_dtype).max)
+        if not largest <= most:
             if bool(module.isfinite(y).all()):
-                largest, name = float(abs(exact).max()), np.dtype(self.scale_dtype).name
+                name = np.dtype(self.scale_dtype).name
                 raise ValueError(f"a scale must be a {name}, at most {most:.5g}, got {largest:.5g}")
             raise ValueError("numbers to be coded must be finite, got NaN or infinity")
         scale = exact.astype(self.scale_dtype)
@@ -127,10 +142,10 @@ class Recipe(Frozen):
         bits += abs(scale.astype(np.float64) * span) < abs(peak)  # the next number away from 0
         step = scale.astype(np.float64)
         y = y / (step + (step == 0))[..., None]
-        return self._codes(y, module).reshape(*shape[:-1], shape[-1] * self.bits // 8), scale
+        return self._codes(y, module).reshape(*shape[:-1], E * self.bits // 8), scale
 
     def _peak(self, y: Array, module: Any) -> Array:
-        """Return the largest magnitude of each group ``y[..., :]``; NaN or infinite where the group is."""
+        """Return what becomes code `span` in each group ``y[..., :]``; NaN or infinite where a number is."""
         return abs(y).max(-1, initial=0)
 
     def _codes(self, y: Array, module: Any) -> Array:
@@ -212,17 +227,19 @@ class Int4(Recipe):
     group: int | None = 32
     center: Array | None = None
     codes_dtype = np.uint8
-    span = -8
+    span = 8
     zero = 8
     bits = 4
 
     def _peak(self, y: Array, module: Any) -> Array:
         if not y.shape[-1]:
             return y.sum(-1)
-        return module.take_along_axis(y, abs(y).argmax(-1)[..., None], -1)[..., 0]
+        rows = y.reshape(-1, y.shape[-1])
+        largest = rows[module.arange(len(rows)), abs(rows).argmax(-1)]
+        return 0.0 - largest.reshape(y.shape[:-1])  # without -0
 
     def _codes(self, y: Array, module: Any) -> Array:
-        codes = module.rint(module.clip(y, -8, 7)).astype(np.int8).astype(np.uint8) + np.uint8(8)
+        codes = module.rint(module.minimum(y, 7)).astype(np.int8).astype(np.uint8) + np.uint8(8)
         pairs = codes.reshape(*codes.shape[:-2], -1, 2) if codes.size else codes.reshape(*codes.shape[:-2], 0, 2)
         return pairs[..., 0] | pairs[..., 1] << 4
 

@@ -33,10 +33,14 @@ class Rows:
         self.first, self.slack = checked_sizes(0, first=first, slack=slack).values()
         self._fixed = -(-self.first // self._granule) * self._granule
         self._keep = 0 if self.window is None else self.window - 1 + self.slack
-        self._n: Number = 0
-        self._shift: Number = 0
-        self._gone: Number = 0
         self._reach: int | None = None  # how many last tokens can be queries, where that is known
+        self._count(0, 0, 0)
+
+    def _count(self, n: Number, shift: Number, gone: Number) -> None:
+        """Take these numbers of tokens, by how much they moved, and of positions that are let go."""
+        self._n, self._shift, self._gone = n, shift, gone
+        self._used = n if type(shift) is int and shift == 0 else n - shift  # slots
+        self._most = self._used if type(self._used) is int else int(self._used.max(initial=0))
 
     def _least(self) -> Number:
         """Return the smallest length beyond `first` to which each row can be cropped; 0 where nothing was let go."""
@@ -92,7 +96,7 @@ class Rows:
 
     def _of_rows(self, number: Number) -> Index:
         """Return one number a row."""
-        return np.full(self._B, number) if type(number) is int else number
+        return np.full(self._B, number, np.int64) if type(number) is int else number
 
     def _over_batch(self, number: Number) -> Any:
         """Return a number of all rows, or an array over the batch axes."""
@@ -169,6 +173,8 @@ class Rows:
 
 def settled(numbers: Number) -> Number:
     """Return the number that all rows share, or one for each where they differ."""
+    if isinstance(numbers, int):
+        return numbers
     if not numbers.size:
         return 0
     low = int(numbers.min())

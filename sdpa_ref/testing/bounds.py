@@ -23,7 +23,10 @@ the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a 
    normal number may become 0, and 16-bit ones be off by half the smallest subnormal number.
 6. **A merge of states** rounds output and lse once more, and errs in the shares by twice the error of the lse.
 7. **The result** is rounded to its type.
-8. **Claims of less** (`Arithmetic`) enter where they act. Operands of products with a relative error r add
+8. **Codes** become numbers in the accumulation type, ``scale * (code - zero) + offset``, whose product and sum are
+   rounded: a number errs by ``u (|scale (code - zero)| + |number|)``, which enters the scores by ``|scale| |q|`` and
+   the output by the weights.
+9. **Claims of less** (`Arithmetic`) enter where they act. Operands of products with a relative error r add
    ``(2 r + r**2) |scale| |q|.|k|`` to the score, and so err in the exponent, and r times the sums of absolute values
    to the product with V; weights of a narrower type add theirs to step 5; an exponential with a relative error of x
    adds ``(2 + log2(1 + n / 16)) x`` to d, as often as a maximum among blocks of 16 keys in random order may grow.
@@ -42,6 +45,7 @@ import numpy as np
 from sdpa_ref import reference
 from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
+from sdpa_ref.storage import Stored
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LOST = 100.0  # an error of scores beyond which shares say nothing any more
@@ -160,6 +164,8 @@ def _score_error(p: Problem, exact: Stages, u: float, operand: float) -> tuple[A
     largest = max(1, abs(p.scale)) * products
     error = abs(p.scale) * (gamma(p.E, u) * (products + abs(exact.raw)) / 2 + gamma(3, u) * products)
     error += abs(p.scale) * operand * (2 + operand) * products
+    if isinstance(p.key, Stored):
+        error += abs(p.scale) * (abs(wide(p.query)) @ of_heads(decoding_error(p.key, u), p).swapaxes(-1, -2))
     if p.softcap is not None:
         nearest = np.maximum(abs(exact.scaled) - error, 0) / p.softcap
         error = error * (1 - np.tanh(nearest) ** 2) + 8 * u * abs(exact.capped)
@@ -190,6 +196,7 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithme
     value = np.where(harmful, 0, value)
     if by.weight:  # of any type of 16 bits
         lost = max(lost, float(np.finfo(np.float16).smallest_subnormal))
+    decoded = of_heads(decoding_error(p.value, u), p) if isinstance(p.value, Stored) else None
     lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u)
     counts = exact.biased > -np.inf
     bound = np.empty(exact.output.shape)
@@ -214,6 +221,10 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithme
             + lost * values.sum(-2)
             + p.S * tiny
         )
+        if decoded is not None:
+            rounded += (
+                s.factor[..., rows, :, None] * (share + s.change[..., rows, :, None]) * decoded[..., None, :, :]
+            ).sum(-2)
         rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
         may_be = (share * np.exp(error) > 0) | (infinite & counts[..., rows, :, None])  # before the maximum came
         unsure = (seen & harmful & (share < 2 * lost) & may_be).any(-2)
@@ -266,14 +277,28 @@ def sum_roundings(s: Softmax, u: float) -> Array:
     return roundings
 
 
-def wide(array: Array) -> Array:
-    """Return the array in float64."""
-    return array.astype(np.float64)
+def decoding_error(stored: Stored, u: float) -> Array:
+    """Return how far the numbers that codes mean may be off (step 8)."""
+    numbers: Array = wide(stored)
+    if stored.bits == 0:
+        return np.zeros_like(numbers)
+    return u * (abs(wide(stored._replace(offset=None))) + abs(numbers))
 
 
-def per_head(array: Array, p: Problem) -> Array:
+def wide(array: Array | Stored) -> Array:
+    """Return the array, or that which stored keys mean, in float64."""
+    dense: Array = array.dense() if isinstance(array, Stored) else array
+    return dense.astype(np.float64)
+
+
+def of_heads(array: Array, p: Problem) -> Array:
+    """Return an array of key heads with one head for each query head."""
+    return array[..., np.arange(p.Hq) // p.group, :, :]
+
+
+def per_head(array: Array | Stored, p: Problem) -> Array:
     """Return keys or values in float64 with one head for each query head."""
-    return wide(array)[..., np.arange(p.Hq) // p.group, :, :]
+    return of_heads(wide(array), p)
 
 
 def _half_of_range(p: Problem) -> float:

@@ -1,5 +1,6 @@
 """How far a result may lie from the reference: a bound with a derivation, and a tight empirical figure beside it."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,7 +31,8 @@ class Budget:
     bound : float64 array
         A-priori bound for each number, as `sdpa_ref.testing.bounds` derives it. It holds for any input.
     empirical : float
-        ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error.
+        ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error;
+        for more than 64 keys eps is multiplied by the root of S / 64.
     modest : bool
         Whether the empirical figure is asked for too: when no score exceeds 8, there are 256 numbers or more, and few
         scores of a row or values of a column are equal, so that the straight formula's error is not small by luck.
@@ -112,7 +114,7 @@ def error_budget(
         if p.acc_dtype == np.float64:
             truth = getattr(straight(p, exact.keep, np.dtype(np.longdouble)), what)
         score = np.max(abs(exact.biased), where=exact.keep & np.isfinite(exact.biased), initial=0)
-        small = empirical(own, truth, expected, dtype)
+        small = empirical(own, truth, expected, dtype, terms=p.S)
     modest = bool(score <= _MODEST) and expected.size >= _MANY and not merges
     modest = modest and by == bounds.PLAIN
     modest = modest and not _alike(exact.biased, -1) and not (p.value is not None and _alike(p.value, -2))
@@ -142,13 +144,16 @@ def rounded(bound: Array, expected: Array, dtype: np.dtype[Any], acc_dtype: np.d
     return np.where(hopeless, np.inf, np.where(np.isfinite(expected), bound, 0))
 
 
-def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any]) -> float:
+def empirical(own: Array, truth: Array, expected: Array, dtype: np.dtype[Any], *, terms: int = 1) -> float:
     """Return 4 * (error of the straight formula `own` + eps * max|expected|), over all that is finite.
 
+    Sums of many terms, one after the other, err by the root of their number where NumPy's, in pairs and by the matrix
+    unit, hardly do: beyond 64 terms eps grows by that.
     Where nothing is wider than float64, `truth` and `own` are the same, and 64 eps stands for four times the error.
     """
     finite = np.isfinite(expected)
     eps, largest = float(bounds.finfo(dtype).eps), float(np.max(abs(expected), where=finite, initial=0))
+    eps *= max(1.0, math.sqrt(terms / 64))
     if dtype == np.float64 and truth.dtype.itemsize == own.dtype.itemsize:
         return 64 * eps * largest
     error = abs(own.astype(dtype).astype(truth.dtype) - truth)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from sdpa_ref.testing.bounds import ARITHMETIC
-from sdpa_ref.testing.cases import MASKS, SHAPES
+from sdpa_ref.testing.case_options import MASKS, SHAPES
 
 OBJECTS = tuple(word for word in MASKS if word not in SHAPES)
 """Masks that are objects; the other words of `cases.MASKS` are boolean arrays."""
@@ -80,7 +80,8 @@ class Capabilities:
     lse_base : str
         "e" or "2": the base of the logarithm.
     empty_row : str
-        What a row gives that sees no key: "zero"; "mean", that of all values; "nan"; or "any", which is not looked at.
+        What a row gives that sees no key, and has no sink, with which it is 0: "zero"; "mean", that of all values;
+        "nan"; or "any", which is not looked at. Gradients of "nan" and "any" are not looked at either.
     poison : bool
         That NaN and infinity in what a row does not see never reach it.
     nonfinite : bool

@@ -12,7 +12,8 @@ import sdpa_ref as sr
 from sdpa_ref import reference
 from sdpa_ref._problem import Caller, pose
 from sdpa_ref.backend import Problem
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.onnx_model import attention_model

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import SHAPES
-from sdpa_ref.testing.draws import Words
+from sdpa_ref.testing.case_options import SHAPES
+from sdpa_ref.testing.recipes import Words
 
 SIZES = ("E", "Ev", "L", "S", "batch entries", "query heads", "key heads", "group")
 _LATER = {  # from which size on kernels are often another piece of code

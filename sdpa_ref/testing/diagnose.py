@@ -6,7 +6,8 @@ import numpy as np
 
 from sdpa_ref.testing.bounds import wide
 from sdpa_ref.testing.budget import error_budget
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.judge import Declined, Failure, called, judged
 from sdpa_ref.testing.target import Target
 

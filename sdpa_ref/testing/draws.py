@@ -1,18 +1,17 @@
-"""Cases for a target: the words of `case` drawn within what it claims, and arguments in the form that it takes."""
+"""Words of cases, drawn within what a target claims: sizes where kernels change their path, and options."""
 
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-import sdpa_ref as sr
-from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
-from sdpa_ref.testing.cases import BIASES, EDGES, LOUD, MASKS, MEMORIES, NUMBERS, Array, Case, case
+from sdpa_ref.testing.capabilities import Capabilities
+from sdpa_ref.testing.case_options import BIASES, EDGES, LOUD, MASKS
+from sdpa_ref.testing.cases import NUMBERS
+from sdpa_ref.testing.recipes import Words
+from sdpa_ref.testing.strides import MEMORIES
 
-Words = dict[str, Any]
 _WORK = 1 << 20  # B * Hq * L * S * (E + Ev) of a case; more would mean few cases
 _WIDTHS = (1, 2, 4, 7, 8, 16, 32, 64)
 _WIDE = (65, 65, 72, 80, 80, 96, 96, 127, 128, 128, 129, 160, 192, 256, 257, 320, 512)
@@ -23,6 +22,8 @@ _BATCHES = (4, 5, 6, 7, 8, 9, 16, 17, 33)
 REACHES = (
     "wide",
     "wide values",
+    "both wide",
+    "both wide",
     "keys",
     "keys",
     "queries",
@@ -61,6 +62,8 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         "layout": _pick(rng, claims.layouts),
     }
     words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
+    if rng.random() < 0.2:  # attention of a sequence over itself
+        words["S"] = words["L"]
     reached = {} if empty or rng.random() < 0.4 else reach(rng, claims, _pick(rng, REACHES))
     chosen = {name: word(rng, claims) if callable(word) else word for name, word in focus.items()}
     words |= reached | chosen
@@ -87,6 +90,12 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
         return {"E": _wide(rng, claims), "L": few}
     if what == "wide values":
         return {"Ev": _wide(rng, claims), "L": few}
+    if what == "both wide":
+        E, how = _wide(rng, claims), rng.random()
+        return {
+            "L": few,
+            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else _wide(rng, claims)}),
+        }
     if what == "keys":
         return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
     if what == "queries":
@@ -126,113 +135,6 @@ def _wide(rng: np.random.Generator, claims: Capabilities) -> int:
     """Return a width at which kernels change their path, up to the largest that is claimed."""
     widths = [n for n in _WIDE if claims.max_width is None or n <= claims.max_width]
     return int(rng.choice(widths or [claims.max_width or 1]))
-
-
-def seeded(words: Words, seed: int) -> Case:
-    """Return the case of these words."""
-    return case(seed, **words)
-
-
-def fitted(given: Case, claims: Capabilities) -> Case:
-    """Return the case with its arguments in the form that the claims allow, and the same meaning.
-
-    Masks whose object is not claimed become arrays, arrays get all their axes, biases the query's type.
-    """
-    arrays, options = list(given.arrays), dict(given.options)
-    if not claims.broadcasting and arrays[0].ndim > 2:
-        lead = np.broadcast_shapes(*(array.shape[:-3] for array in arrays))
-        arrays = [np.array(np.broadcast_to(array, (*lead, *array.shape[-3:])), order="C") for array in arrays]
-    mask = options.get("mask")
-    if mask is not None and not _taken(given, claims):
-        options["mask"] = dense(given)
-        if not _has_alibi(options):
-            options.pop("query_offset", None)
-    if claims.bias == "same" and "bias" in options and not _has_alibi(options):
-        with np.errstate(over="ignore"):
-            options["bias"] = np.array(options["bias"]).astype(arrays[0].dtype)
-        if not claims.mask_rows:
-            full = dense(given).shape
-            options["bias"] = np.array(np.broadcast_to(options["bias"], full), order="C")
-    return replace(given, query=arrays[0], key=arrays[1], value=arrays[2], options=options)
-
-
-def dense(given: Case) -> Array:
-    """Return the mask alone as a new boolean array ``(..., Hq, L, S)``."""
-    positional = {name: given.options[name] for name in ("mask", "query_offset", "layout") if name in given.options}
-    return np.array(sr.sdpa_stages(*given.arrays, **positional).keep, order="C")
-
-
-def parse(recipe: str) -> tuple[Words, int]:
-    """Return the words and the seed of a recipe, the text that a `Case` prints.
-
-    Raises
-    ------
-    ValueError
-        For anything else.
-
-    Examples
-    --------
-    >>> parse("case(7, L=2, mask=('causal',))")
-    ({'L': 2, 'mask': ('causal',)}, 7)
-    """
-    try:
-        call = ast.parse(recipe.strip(), mode="eval").body
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "case"):
-            raise ValueError
-        (seed,) = map(ast.literal_eval, call.args)
-        words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-        seeded(words, seed)
-    except Exception as error:
-        detail = f": {error}" if str(error) else ""
-        raise ValueError(f'not a case such as "case(7, L=2, S=3)"{detail}') from None
-    return words, seed
-
-
-def simpler(words: Words, claims: Capabilities) -> Iterator[Words]:
-    """Yield words that are simpler in one thing and still claimed, the boldest first."""
-    for name, simplest in _simplest(claims).items():
-        if name in words and words[name] != simplest:
-            yield words | {name: simplest}
-            if name == "heads":
-                yield from (words | {name: fewer} for fewer in _fewer_heads(*words[name]))
-            if name == "batch":
-                yield from (words | {name: fewer} for fewer in _fewer_entries(words[name]))
-    for name in ("mask", "bias"):
-        for n in range(len(words.get(name, ()))):
-            fewer = [*words[name][:n], *words[name][n + 1 :]]
-            if fewer:
-                fewer[0] = fewer[0].lstrip("&|")
-                yield words | {name: tuple(fewer)}
-    alike = ((names,) for names in (("L", "S"), ("E", "Ev")) if words[names[0]] == words[names[1]])
-    for names in (
-        *(pair for one in alike for pair in one),
-        ("L",),
-        ("S",),
-        *((("E",), ("Ev",)) if claims.value_width else ()),
-    ):
-        n = words[names[0]]
-        for fewer_n in dict.fromkeys((1, 2, 3, n // 2, n * 3 // 4, n * 7 // 8, n - 16, n - 1)):
-            if 0 < fewer_n < n:
-                yield words | dict.fromkeys(names, fewer_n)
-
-
-def _fewer_heads(Hq: int, Hkv: int) -> Iterator[tuple[int, int]]:
-    """Yield fewer heads: one group, half of the groups or one less, a smaller group."""
-    group = Hq // max(Hkv, 1)
-    for n in dict.fromkeys((1, Hkv // 2, Hkv - 1)):
-        if 0 < n < Hkv:
-            yield n * group, n
-    for n in dict.fromkeys((1, group // 2, group - 1)):
-        if 0 < n < group:
-            yield n * Hkv, Hkv
-
-
-def _fewer_entries(batch: tuple[int, ...] | None) -> Iterator[tuple[int, ...]]:
-    """Yield batches that are shorter in one axis."""
-    for axis, n in enumerate(batch or ()):
-        for fewer in dict.fromkeys((1, n // 2, n - 1)):
-            if 0 < fewer < n:
-                yield (*(batch or ())[:axis], fewer, *(batch or ())[axis + 1 :])
 
 
 def length(rng: np.random.Generator, minimum: int = 1) -> int:
@@ -315,43 +217,6 @@ def a_softcap(rng: np.random.Generator, claims: Capabilities) -> float:
 def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
     """Return a word for sinks."""
     return str(rng.choice(("number", "heads", LOUD)))
-
-
-def _simplest(claims: Capabilities) -> Words:
-    """Return the simplest claimed word for everything but the lengths."""
-    return {
-        "batch": plain_batch(claims),
-        "heads": (1, 1),
-        "dtype": "float32" if "float32" in claims.dtypes else claims.dtypes[0],
-        "layout": claims.layouts[0],
-        **{
-            "numbers": "normal",
-            "memory": "plain",
-            "mask": (),
-            "bias": (),
-            "scale": None,
-            "softcap": None,
-            "sink": None,
-        },
-        **{"dropout": 0.0, "score_mod": False, "poison": False},
-    }
-
-
-def _taken(given: Case, claims: Capabilities) -> bool:
-    """Return whether the target takes the mask of the case as it is."""
-    words = parse(given.recipe)[0]
-    names = [word.lstrip("&|~") for word in words.get("mask", ())]
-    single = len(names) == 1 and "~" not in words["mask"][0]
-    arrays = claims.mask and (claims.mask_rows or not single)
-    known = all(name in claims.masks if name in OBJECTS else arrays for name in names)
-    offset = words.get("offset", "start")
-    aligned = "query_offset" not in given.options or {"far": "number"}.get(offset, offset) in claims.offsets
-    return known and aligned and (single or claims.mask_algebra)
-
-
-def _has_alibi(options: Mapping[str, Any]) -> bool:
-    bias = options.get("bias")
-    return any(isinstance(part, sr.ALiBi) for part in (bias if isinstance(bias, tuple) else (bias,)))
 
 
 def _batch(

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sdpa_ref.testing import draws, patterns, runner
+from sdpa_ref.testing import patterns, recipes, runner
 from sdpa_ref.testing.diagnose import Diagnosis, diagnosed
 from sdpa_ref.testing.judge import Failure
 from sdpa_ref.testing.properties import PROPERTIES, Property
@@ -19,6 +20,7 @@ from sdpa_ref.testing.target import Target
 
 _TRIED = 12  # failures whose command is run in a process of its own
 _PROBED = 6  # causes whose sizes are probed
+_PROBING = 10.0  # seconds of processor time for that; a target that compiles each shape may take a second a call
 _LONGEST = 120.0  # seconds after which such a process is not waited for; it only says that nothing is known
 
 
@@ -84,11 +86,12 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
     """
     found: list[Finding] = []
     causes: set[Any] = set()
+    end = time.process_time() + _PROBING
     for o in run.failures:
         if o.failure is None or o.found is None:
             continue
         shrunk = finding(run.target, o.law, o.failure, word, *options)
-        cause = patterns.signature(draws.parse(o.failure.case.recipe)[0])
+        cause = patterns.signature(recipes.parse(o.failure.case.recipe)[0])
         probed = cause not in causes and len(causes) < _PROBED
         causes.add(cause)
         found.append(
@@ -96,7 +99,7 @@ def findings(run: Run, word: str, *options: str, tried: bool = False) -> tuple[F
                 shrunk,
                 found=o.found,
                 at_first=diagnosed(run.target, o.found),
-                pattern=_pattern(run.target, o, shrunk.diagnosis, probed),
+                pattern=_pattern(run.target, o, shrunk.diagnosis, end if probed else 0.0),
                 stability=_stability(o.again),
             )
         )
@@ -108,7 +111,7 @@ def groups(found: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
     by_cause: dict[Any, list[Finding]] = {}
     known: dict[Any, Any] = {}  # causes by what tells that it is one of them
     for one in found:
-        signs: list[Any] = [("kind", patterns.signature(draws.parse(one.failure.case.recipe)[0]), one.stability)]
+        signs: list[Any] = [("kind", patterns.signature(recipes.parse(one.failure.case.recipe)[0]), one.stability)]
         signs += [("pattern", one.pattern.partition(";")[0])] if one.pattern else []
         signs += [("message", one.failure.message)]
         cause = next((known[sign] for sign in signs if sign in known), one.law.name)
@@ -122,14 +125,14 @@ def claims_options(manifest: Path | None, strict: bool) -> list[str]:
     return [*(["--manifest", str(manifest)] if manifest else []), *(["--strict"] if strict else [])]
 
 
-def _pattern(target: Target, o: Outcome, diagnosis: Diagnosis, probed: bool) -> str:
-    """Return what the failing cases have in common, in one line."""
+def _pattern(target: Target, o: Outcome, diagnosis: Diagnosis, end: float) -> str:
+    """Return what the failing cases have in common, in one line; sizes are probed until `end`, in processor time."""
     if o.failure is None or o.again < TIMES:
         return ""
     parts = []
-    if probed:
-        fails: Callable[[draws.Words, int], bool] = partial(runner.fails, target, o.law)
-        parts.append(patterns.sizes_told(o.failure, fails, target.capabilities))
+    if time.process_time() < end:
+        fails: Callable[[recipes.Words, int], bool] = partial(runner.fails, target, o.law)
+        parts.append(patterns.sizes_told(o.failure, fails, target.capabilities, end))
     parts.append(patterns.weights_told(diagnosis, o.failure.case))
     parts.append(patterns.place_told(o.found or o.failure))
     return "; ".join(filter(None, parts))

@@ -11,7 +11,8 @@ from sdpa_ref import reference
 from sdpa_ref._problem import pose
 from sdpa_ref.testing.budget import Budget, What, error_budget
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.compare import assert_form, assert_within
 from sdpa_ref.testing.target import Target
 
@@ -143,6 +144,25 @@ def empty_rows(case: Case, what: str = "output") -> tuple[Array, Array]:
     return caller.lse(pair[0]), caller.lse(pair[1])
 
 
+def incoming(claims: Capabilities, case: Case, gradient: Array) -> Array | None:
+    """Return the incoming gradient with what a target must ignore in rows that see no key.
+
+    That is NaN where poison is claimed, 0 where such rows have the mean of all values, and nothing where they are NaN
+    or not looked at: None then, as their gradients are not known.
+    """
+    empty = empty_rows(case)[0]
+    if not empty.any():
+        return gradient
+    if claims.empty_row in ("nan", "any") and "sink" not in case.options:
+        return None
+    gradient = gradient.copy()
+    if claims.poison:
+        gradient[empty] = np.nan
+    elif claims.empty_row != "zero":
+        gradient[empty] = 0
+    return gradient
+
+
 def excuse(failure: Failure, claims: Capabilities) -> str:
     """Return the other claim of `empty_row` under which a wrong output would be right, or ""."""
     if failure.got is None or failure.limit is None or failure.what != "output" or not failure.limit.any():
@@ -159,7 +179,7 @@ def _with_claims(budget: Budget, case: Case, claims: Capabilities, what: What) -
     if claims.lse_base == "2" and what == "lse":
         extra = 2 * float(np.finfo(budget.dtype).eps) * abs(np.nan_to_num(budget.expected, neginf=0))
         budget = replace(budget, bound=budget.bound + extra, modest=False)
-    if claims.empty_row == "zero":
+    if claims.empty_row == "zero" or "sink" in case.options:  # with a sink the rows are 0 by any rule
         return budget
     empty, masked = empty_rows(case, what)
     if not empty.any():

@@ -5,17 +5,19 @@ depend on that. Keys of 0 leave the bias alone to make the scores, which are the
 keys far below. What is right follows from the same problem without the level, whose bounds are narrow.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref.arrays import accumulation_dtype, result_dtype
-from sdpa_ref.testing import draws
+from sdpa_ref.testing import recipes
 from sdpa_ref.testing.bounds import ARITHMETIC, finfo, gamma, unit, wide
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.gradients import gradient_budget
-from sdpa_ref.testing.judge import Failure, against, called, empty_rows, judged
+from sdpa_ref.testing.judge import Failure, against, called, empty_rows, incoming, judged
 from sdpa_ref.testing.laws import merged
 from sdpa_ref.testing.target import Target
 
@@ -43,7 +45,9 @@ def merges_at_a_level(target: Target, case: Case) -> Failure | None:
 def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
     """Return the failure of a gradient that depends on what is added to all scores of a row."""
     loud, calm = _leveled(target, case)
-    grad_output, flow = _incoming(target, loud), {}
+    grad_output, flow = _positive(target, loud), {}
+    if grad_output is None:
+        return None
     if target.capabilities.lse_gradients:
         flow["grad_lse"] = np.ones(grad_output.shape[:-1], np.float32)
     got = called(target, "vjp", loud, *loud.arrays, grad_output, **(loud.options | flow))
@@ -59,18 +63,20 @@ def differentiates_at_a_level(target: Target, case: Case) -> Failure | None:
 
 def weighs_to_one(target: Target, case: Case) -> Failure | None:
     """Return the failure of gradients of values that do not add up to what flows in, as weights that sum to 1 do."""
-    grad_output = _incoming(target, case)
+    grad_output = _positive(target, case)
+    if grad_output is None:
+        return None
     got = called(target, "vjp", case, *case.arrays, grad_output, **case.options)
     if isinstance(got, Failure):
         return got
     gradient = np.asarray(got[2])
     flows = np.where(empty_rows(case)[0][..., None], 0, wide(grad_output))
-    expected, total = (wide(x).sum(tuple(range(x.ndim - 1))) for x in (flows, gradient))
+    expected, total = map(_summed, (flows, gradient))
     dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
     by = ARITHMETIC[target.capabilities.precision]
     u, narrow = unit(np.dtype(by.acc or accumulation_dtype(dtype))), unit(dtype)
     narrow = max(narrow, by.weight) + by.operand + 8 * target.capabilities.exp_error
-    n = flows.size // max(1, flows.shape[-1]) + draws.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
+    n = flows.size // max(1, flows.shape[-1]) + recipes.dense(case).shape[-1] + 64  # rows, keys, and the weight itself
     limit = target.capabilities.error_factor * (gamma(n, u) + 3 * narrow) * expected
     limit = limit + gradient.size * float(finfo(dtype).tiny)
     if (abs(total - expected) <= limit).all():
@@ -81,10 +87,10 @@ def weighs_to_one(target: Target, case: Case) -> Failure | None:
 
 def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
     """Return a case whose scores are a level, and those of some keys far below, and the same without the level."""
-    rng = np.random.default_rng(draws.parse(case.recipe)[1])
+    rng = np.random.default_rng(recipes.parse(case.recipe)[1])
     claims, options = target.capabilities, {name: x for name, x in case.options.items() if name != "bias"}
     case = replace(case, key=np.zeros_like(case.key), options=options)
-    keep = draws.dense(case)
+    keep = recipes.dense(case)
     dtype = result_dtype(query=case.query.dtype, key=case.key.dtype, value=case.value.dtype)
     acc = np.dtype(ARITHMETIC[claims.precision].acc or accumulation_dtype(dtype))
     given = dtype if claims.bias == "same" else np.dtype(rng.choice(["float32", "float64"]))
@@ -105,17 +111,21 @@ def _leveled(target: Target, case: Case) -> tuple[Case, Case]:
 
 def _with_mask_array(case: Case) -> Case:
     plain = {name: option for name, option in case.options.items() if name not in ("mask", "query_offset")}
-    return replace(case, options=plain | {"mask": draws.dense(case)})
+    return replace(case, options=plain | {"mask": recipes.dense(case)})
 
 
-def _incoming(target: Target, case: Case) -> Array:
-    """Return gradients of the output that are all positive, NaN for empty rows where they must not count."""
+def _positive(target: Target, case: Case) -> Array | None:
+    """Return gradients of the output that are all positive, but for empty rows, as `judge.incoming` does."""
     output = sr.sdpa(*case.arrays, backend="reference", **case.options)
     rng = np.random.default_rng(output.size)
-    grad_output: Array = rng.uniform(0.5, 2, output.shape).astype(output.dtype)
-    if target.capabilities.poison:
-        grad_output[empty_rows(case)[0]] = np.nan
-    return grad_output
+    return incoming(target.capabilities, case, rng.uniform(0.5, 2, output.shape).astype(output.dtype))
+
+
+def _summed(array: Array) -> Array:
+    """Return the sum over all axes but the last: along memory, where NumPy sums in pairs and equal errors stay few."""
+    *lead, width = array.shape
+    total: Array = np.ascontiguousarray(wide(array).reshape(math.prod(lead), width).T).sum(-1)
+    return total
 
 
 def _of(case: Case, failure: Failure | None) -> Failure | None:

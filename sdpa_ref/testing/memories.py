@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing import recipes
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.judge import Declined, Failure, called, judged
 from sdpa_ref.testing.target import Target
 
@@ -210,7 +211,7 @@ def _many_switches() -> Iterator[None]:
 
 def _other(target: Target, case: Case, n: int, *, longer: bool = False) -> Case:
     """Return a case of the same sizes, or with more keys, whose numbers and options are others."""
-    words, seed = draws.parse(case.recipe)
+    words, seed = recipes.parse(case.recipe)
     if longer:
         most = target.capabilities.max_length
         words = words | {"S": min(words.get("S", 1) + 70, most or 1 << 30)}
@@ -218,7 +219,7 @@ def _other(target: Target, case: Case, n: int, *, longer: bool = False) -> Case:
         words = words | {"scale": (0.5, 3.0)[n % 2]}
     if words.get("softcap") is not None:
         words = words | {"softcap": (1.5, 7.0)[n % 2]}
-    return draws.fitted(draws.seeded(words, seed + n), target.capabilities)
+    return recipes.fitted(recipes.seeded(words, seed + n), target.capabilities)
 
 
 def _copied(case: Case) -> Case:

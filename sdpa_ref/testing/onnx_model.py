@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 
 _IR_VERSION = 11
 

@@ -3,8 +3,10 @@
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from sdpa_ref.testing import pictures
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.counterexample import described
 from sdpa_ref.testing.diagnose import Diagnosis
 from sdpa_ref.testing.findings import Finding, groups
@@ -13,6 +15,8 @@ from sdpa_ref.testing.runner import Outcome, Run
 
 _LEAST = 320  # pixels that the longer side of a picture gets at least
 _MOST_ZOOM = 16
+_THIN = 12  # pixels that a single row gets
+_WINDOW = 64  # rows and keys around the weight that is most wrong; a pixel for each of thousands tells nothing
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
   color: #1c2733; background: #fff }
@@ -26,7 +30,7 @@ p.verdict { font-size: 1.1rem; padding: .5rem .8rem; border-radius: .4rem }
 .not-claimed { color: #76828e }
 table { border-collapse: collapse; width: 100% }
 @media (max-width: 40rem) { body { margin: .5rem auto; padding: 0 .5rem } section.failure { padding: 0 .5rem .5rem }
-  figure { margin: .5rem 0; display: block } th, td { padding: .25rem .3rem; overflow-wrap: anywhere } }
+  figure { margin: .5rem 0; display: block } th, td { padding: .25rem .3rem } td { overflow-wrap: anywhere } }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
 td.status { white-space: nowrap }
@@ -35,7 +39,7 @@ section.failure { border: 1px solid #f1b5b5; border-radius: .4rem; padding: 0 1r
 pre { background: #f5f7f9; padding: .6rem .8rem; border-radius: .3rem; white-space: pre-wrap; overflow-wrap: anywhere }
 figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; vertical-align: top }
 figcaption { color: #5b6875; font-size: .85rem }
-img { image-rendering: pixelated; max-width: 100%; height: auto; border: 1px solid #c8d0d8 }
+img { image-rendering: pixelated; max-width: 100%; border: 1px solid #c8d0d8 }
 @media (prefers-color-scheme: dark) {
   body { color: #dbe3ea; background: #14191f }
   pre { background: #1f262e }
@@ -47,7 +51,8 @@ img { image-rendering: pixelated; max-width: 100%; height: auto; border: 1px sol
 }
 """
 _LEGEND = """<p class="about">Errors are in units of what is allowed: from white to blue up to 1, from orange to
-dark red beyond, to 1000. Weights go from white, 0, to blue, 1; red is neither.</p>"""
+dark red beyond, to 1000. Weights go from white, 0, to blue, the largest that is right there; red is below 0 or
+above 1.</p>"""
 
 
 def page(run: Run, found: tuple[Finding, ...]) -> str:
@@ -90,7 +95,7 @@ def _properties(run: Run) -> str:
             f"{counts}<td>{escape(_note(outcome))}</td></tr>"
         )
     top = f"<thead><tr><th>property</th><th>result</th>{head}<th></th></tr></thead>"
-    return f"<table>{top}<tbody>{''.join(rows)}</tbody></table>"
+    return f"<div><table>{top}<tbody>{''.join(rows)}</tbody></table></div>"
 
 
 def _note(outcome: Outcome) -> str:
@@ -142,17 +147,29 @@ def _figures(diagnosis: Diagnosis) -> str:
         _figure(pictures.errors(diagnosis.units), diagnosis.units, f"error, {where}: rows down, columns of V across")
     ]
     if diagnosis.weights is not None and diagnosis.right_weights is not None:
-        drawn.append(_figure(pictures.shares(diagnosis.weights), diagnosis.weights, "weights: rows down, keys across"))
-        drawn.append(
-            _figure(pictures.shares(diagnosis.right_weights), diagnosis.right_weights, "weights as they should be")
-        )
+        rows, keys = _around_the_worst(diagnosis.weights, diagnosis.right_weights)
+        got, right = (x[rows, keys] for x in (diagnosis.weights, diagnosis.right_weights))
+        most = float(right.max(initial=0)) or 1.0
+        seen = f"rows {rows.start} to {rows.stop - 1} down, keys {keys.start} to {keys.stop - 1} across"
+        drawn.append(_figure(pictures.shares(got, most), got, f"weights: {seen}"))
+        drawn.append(_figure(pictures.shares(right, most), right, "weights as they should be"))
     return "".join(drawn)
+
+
+def _around_the_worst(got: Array, right: Array) -> tuple[slice, slice]:
+    """Return the rows and the keys of the picture: all, or some around the weight that is most wrong."""
+    with np.errstate(all="ignore"):
+        apart = np.nan_to_num(abs(got - right), nan=np.inf)
+    worst = divmod(int(apart.argmax()), apart.shape[1]) if apart.size else (0, 0)
+    starts = [max(0, min(at - _WINDOW // 2, n - _WINDOW)) for at, n in zip(worst, got.shape, strict=True)]
+    rows, keys = (slice(start, min(start + _WINDOW, n)) for start, n in zip(starts, got.shape, strict=True))
+    return rows, keys
 
 
 def _figure(address: str, array: Array, caption: str) -> str:
     height, width = array.shape
     zoom = min(_MOST_ZOOM, max(1, _LEAST // max(height, width, 1)))
-    size = f'width="{width * zoom}" height="{height * zoom}"'
+    size = f'width="{width * zoom}" height="{max(height * zoom, _THIN)}"'
     text = escape(caption)
     return f'<figure><img src="{address}" {size} alt="{text}"/><figcaption>{text}</figcaption></figure>'
 

@@ -1,20 +1,23 @@
 """What all failures of a cause have in common, and nothing that passed has: the sizes, the options, the places."""
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.testing import draws
+from sdpa_ref.testing import recipes
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.coverage import SIZES, sizes_of
 from sdpa_ref.testing.diagnose import Diagnosis, heads_first, units_of
-from sdpa_ref.testing.draws import Words
 from sdpa_ref.testing.judge import Failure
+from sdpa_ref.testing.recipes import Words
 
 _PROBES = (*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 72, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257,
-           384, 511, 512, 513, 1023, 1024, 1025)  # fmt: skip
+           384, 511, 512, 513, 1023, 1024, 1025, 1026, 2049)  # fmt: skip
 _WORK = 1 << 20
 _OPTIONS = ("scale", "softcap", "sink", "score_mod", "dropout", "mask", "bias")
 Fails = Callable[[Words, int], bool]
@@ -28,8 +31,10 @@ class Probe(NamedTuple):
     passed: tuple[int, ...]
 
 
-def sizes_told(failure: Failure, fails: Fails, claims: Capabilities) -> str:
+def sizes_told(failure: Failure, fails: Fails, claims: Capabilities, end: float = math.inf) -> str:
     """Return at which sizes the smallest case of a failure fails, in words, or "" where no rule has them all.
+
+    A dimension that is not probed to its end says nothing.
 
     Parameters
     ----------
@@ -37,14 +42,16 @@ def sizes_told(failure: Failure, fails: Fails, claims: Capabilities) -> str:
     fails : callable
         Whether the law fails for words and a seed.
     claims : Capabilities
+    end : float
+        When to stop, as `time.process_time` tells it.
     """
-    words, seed = draws.parse(failure.case.recipe)
-    parts = [_sizes(_probed(words, seed, name, fails, claims)) for name in SIZES if name != "key heads"]
+    words, seed = recipes.parse(failure.case.recipe)
+    parts = [_sizes(_probed(words, seed, name, fails, claims, end)) for name in SIZES if name != "key heads"]
     return ", ".join(filter(None, parts))
 
 
-def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabilities) -> Probe:
-    """Return the probe of one dimension, the other sizes as they are."""
+def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabilities, end: float) -> Probe:
+    """Return the probe of one dimension, the other sizes as they are; an empty one where the time is up."""
     sizes = sizes_of(words)
     here = sizes[name]
     if here == 1:
@@ -52,7 +59,13 @@ def _probed(words: Words, seed: int, name: str, fails: Fails, claims: Capabiliti
     most = {"E": claims.max_width, "Ev": claims.max_width, "L": claims.max_length, "S": claims.max_length}.get(name)
     work = sizes["batch entries"] * sizes["query heads"] * sizes["L"] * sizes["S"] * (sizes["E"] + sizes["Ev"]) / here
     probes = sorted({here, *(n for n in _PROBES if n * work <= _WORK and (most is None or n <= most))})
-    outcomes = {n: fails(other, seed) for n in probes if (other := _resized(words, name, n, claims)) is not None}
+    outcomes: dict[int, bool] = {}
+    for n in probes:
+        other = _resized(words, name, n, claims)
+        if time.process_time() > end:
+            return Probe(name, (), ())
+        if other is not None:
+            outcomes[n] = any(fails(other, one) for one in dict.fromkeys((seed, 0, 1)))  # one may hide it by luck
     return Probe(name, tuple(n for n in outcomes if outcomes[n]), tuple(n for n in outcomes if not outcomes[n]))
 
 

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 
 _LOW, _HIGH = np.array([255, 255, 255]), np.array([38, 84, 124])
 _WRONG, _WORST = np.array([255, 196, 120]), np.array([160, 0, 20])
@@ -27,10 +27,10 @@ def errors(units: Array) -> str:
     return _address(np.where(units[..., None] > 1, _WRONG + far * (_WORST - _WRONG), within))
 
 
-def shares(weights: Array) -> str:
-    """Return a data address of a picture of weights: white for 0, blue for 1, red for what is neither."""
+def shares(weights: Array, most: float = 1.0) -> str:
+    """Return a data address of a picture of weights: white for 0, blue for `most`, red for what cannot be a weight."""
     legal = (weights >= 0) & (weights <= 1.001)
-    shade = np.sqrt(np.clip(np.nan_to_num(weights), 0, 1))[..., None]
+    shade = np.sqrt(np.clip(np.nan_to_num(weights / most), 0, 1))[..., None]
     return _address(np.where(legal[..., None], _LOW + shade * (_HIGH - _LOW), _WORST))
 
 

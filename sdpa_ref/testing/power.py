@@ -11,7 +11,8 @@ from sdpa_ref.backend import Problem
 from sdpa_ref.reference import Stages
 from sdpa_ref.testing.bounds import per_head, wide
 from sdpa_ref.testing.budget import error_budget
-from sdpa_ref.testing.cases import Array, Case
+from sdpa_ref.testing.case_options import Array
+from sdpa_ref.testing.cases import Case
 
 Fault = Callable[
     [Problem, Stages], tuple[Array, Array] | None

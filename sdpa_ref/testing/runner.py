@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws, power
+from sdpa_ref.testing import power, recipes, shrinking
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.coverage import Drawn
@@ -180,7 +180,8 @@ def check(
             if n and time.process_time() > end:
                 break
             progress(law, n, sum(o.failure is not None for o in outcomes.values()))
-            _one(target, law, outcome, np.random.default_rng([seed, zlib.crc32(law.name.encode()), n]), watch, drawn)
+            rng = np.random.default_rng([seed, zlib.crc32(law.name.encode()), n])
+            _one(target, law, outcome, *law.draw(rng, claims, first=not n), watch, drawn)
             if outcome.failure:
                 outcome.round = n
                 end = min(end + outcome.shrinking / 2, begun + 1.3 * seconds)
@@ -205,7 +206,7 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
     Declined
         If the target does not solve this problem.
     """
-    words, seed = draws.parse(recipe)
+    words, seed = recipes.parse(recipe)
     missing = law.needs(target.capabilities)
     if missing:
         raise Declined(f"{missing} is not claimed")
@@ -213,11 +214,10 @@ def replay(target: Target, law: Property, recipe: str) -> Failure | None:
 
 
 def _one(
-    target: Target, law: Property, outcome: Outcome, rng: np.random.Generator, watch: power.Watch, drawn: Drawn
+    target: Target, law: Property, outcome: Outcome, words: recipes.Words, seed: int, watch: power.Watch, drawn: Drawn
 ) -> None:
     """Run one case of a law, and shrink it where it fails."""
     begun = time.process_time()
-    words, seed = law.draw(rng, target.capabilities)
     case = _case(target, words, seed)
     try:
         failure = law.check(target, case)
@@ -234,11 +234,11 @@ def _one(
     outcome.found = failure
     begun = time.process_time()
     outcome.failure = _shrunk(target, law, words, seed, failure)
-    outcome.again = sum(fails(target, law, *draws.parse(outcome.failure.case.recipe)) for _ in range(TIMES))
+    outcome.again = sum(fails(target, law, *recipes.parse(outcome.failure.case.recipe)) for _ in range(TIMES))
     outcome.shrinking = time.process_time() - begun
 
 
-def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failure: Failure) -> Failure:
+def _shrunk(target: Target, law: Property, words: recipes.Words, seed: int, failure: Failure) -> Failure:
     """Return a failure of the same law in a case that no single step makes simpler, or that so many steps reach."""
     end, left = time.process_time() + _SHRINK_SECONDS, _SHRINK_CALLS
     smaller = True
@@ -255,17 +255,17 @@ def _shrunk(target: Target, law: Property, words: draws.Words, seed: int, failur
     return failure
 
 
-def _candidates(words: draws.Words, seed: int, claims: Capabilities) -> Iterable[tuple[draws.Words, int]]:
+def _candidates(words: recipes.Words, seed: int, claims: Capabilities) -> Iterable[tuple[recipes.Words, int]]:
     """Yield simpler words, each with the seed that failed and with the smallest seeds."""
-    return ((fewer, other) for fewer in draws.simpler(words, claims) for other in dict.fromkeys((seed, 0, 1, 2)))
+    return ((fewer, other) for fewer in shrinking.simpler(words, claims) for other in dict.fromkeys((seed, 0, 1, 2)))
 
 
-def fails(target: Target, law: Property, words: draws.Words, seed: int) -> bool:
+def fails(target: Target, law: Property, words: recipes.Words, seed: int) -> bool:
     """Return whether the law fails for these words."""
     return _fails(target, law, words, seed) is not None
 
 
-def _fails(target: Target, law: Property, words: draws.Words, seed: int) -> Failure | None:
+def _fails(target: Target, law: Property, words: recipes.Words, seed: int) -> Failure | None:
     try:
         return law.check(target, _case(target, words, seed))
     except Exception:  # not a legal case, or one that the target declines
@@ -279,5 +279,5 @@ def _alike(a: Failure, b: Failure) -> bool:
     return a.what == b.what
 
 
-def _case(target: Target, words: draws.Words, seed: int) -> Case:
-    return draws.fitted(draws.seeded(words, seed), target.capabilities)
+def _case(target: Target, words: recipes.Words, seed: int) -> Case:
+    return recipes.fitted(recipes.seeded(words, seed), target.capabilities)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.storage import Stored
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,5 +56,6 @@ def scores(p: Problem, keep: Array, acc: Any) -> Array:
     return masked
 
 
-def _per_head(array: Array, p: Problem) -> Array:
+def _per_head(array: Array | Stored, p: Problem) -> Array:
+    array = array.dense() if isinstance(array, Stored) else array
     return array[..., np.arange(p.Hq) // p.group, :, :]

@@ -6,7 +6,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from sdpa_ref.testing.cases import BIASES, EDGES, MASKS, MEMORIES, NUMBERS, Case, case
+from sdpa_ref.testing.case_options import BIASES, EDGES, MASKS
+from sdpa_ref.testing.cases import NUMBERS, Case, case
+from sdpa_ref.testing.strides import MEMORIES
 
 DTYPES = ("float32", "float64", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ()))
 

@@ -32,15 +32,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 import sdpa_ref
-from sdpa_ref.testing import adapters, device
+from sdpa_ref.testing import device
 from sdpa_ref.testing.capabilities import Capabilities
 
-ADAPTERS = tuple(sorted(module.name for module in iter_modules(adapters.__path__) if not module.name.startswith("_")))
+ADAPTERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "adapters").glob("[!_]*.py")))
+"""Other libraries; none in the wheel, where the adapters are not."""
 OPTIONS = "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout", "layout"
 _STAND_ALONE = "sdpa_ref_target_"  # before the name of a module that is loaded from a file
 
@@ -136,14 +136,17 @@ def resolve(word: str, capabilities: Claims = None) -> Target:
     elif word in sdpa_ref.names():
         target = _of_backend(word)
     elif word in ADAPTERS:
+        adapter = import_module(f"sdpa_ref.testing.adapters.{word}")
         try:
-            target = import_module(f"sdpa_ref.testing.adapters.{word}").target()
+            target = adapter.target()
         except ImportError as error:
-            raise TargetError(f"{word} cannot run here: {error}; try: pip install {word}") from None
+            packages = getattr(adapter, "PACKAGES", word)
+            raise TargetError(f"{word} cannot run here: {error}; try: pip install {packages}") from None
     else:
+        others = ", ".join(ADAPTERS) or "of other libraries (in a checkout, after pip install -e .)"
         raise TargetError(
-            f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters "
-            f"{', '.join(ADAPTERS)}, and your own as module:name or file.py:name"
+            f"unknown target {word!r}; there are the backends {', '.join(sdpa_ref.names())}, the adapters {others}, "
+            "and your own as module:name or file.py:name"
         )
     return _claiming(target, capabilities)
 

@@ -175,7 +175,7 @@ def test_a_center_takes_the_constant_part():
 @each
 @given(st.integers(0, 2**32), st.sampled_from(["normal", "outlier channel", "zeros", "equal magnitudes"]))
 def test_attention_errs_within_the_bound(recipe, seed, kind):
-    """The bound of quantised keys and values: docs/decisions/0013-stored-keys.md."""
+    """The bound is derived in docs/decisions/0013-stored-keys.md."""
     q = np.random.default_rng(seed).standard_normal((2, 4, 16))
     k, v = hard_numbers(seed, np.float32, kind), hard_numbers(seed + 1, np.float32, kind)
     k2, v2 = recipe.encode(k).dense(), recipe.encode(v).dense()
@@ -278,3 +278,19 @@ def test_recipes_are_values():
         assert not twin.center.flags.writeable
     assert repr(recipe) == "Int8(group=4, center=array(2, 4))"
     assert repr(Float8()) == "Float8(format='e4m3fn')"
+
+
+@each
+@pytest.mark.parametrize("layout", ["HLE", "LHE"])
+def test_many_tokens_are_coded_as_few_are(recipe, layout):
+    center = np.linspace(-1, 1, 48).reshape(3, 16)
+    recipe = type(recipe)(**{**recipe.__getstate__(), "center": center})
+    x = RNG.standard_normal((2, 3, 3000, 16) if layout == "HLE" else (2, 3000, 3, 16)).astype(np.float32)
+    whole, axis = recipe.encode(x, layout), 2 if layout == "HLE" else 1
+    for t in (0, 1, 1500, 2999):
+        alone = recipe.encode(x.take([t], axis), layout)
+        assert (alone.codes == whole.codes.take([t], axis)).all()
+        assert (alone.scale == whole.scale.take([t], axis)).all()
+    x[-1, -1, -1, -1] = np.inf
+    with pytest.raises(ValueError, match="must be finite"):
+        recipe.encode(x, layout)

@@ -79,10 +79,12 @@ class Kernel:
         if "softcap" in options:
             cap = s.dtype.type(options["softcap"])
             s = cap * np.tanh(s / cap)
+        keep = options.get("mask", True)
         if "bias" in options:
             most, bias = np.finfo(s.dtype).max, options["bias"]
-            s = s + np.where(bias > -np.inf, np.clip(bias, -most, most), bias).astype(s.dtype)
-        return np.where(options.get("mask", True), s, -np.inf).astype(s.dtype)
+            s = s + np.clip(bias, -most, most).astype(s.dtype)
+            keep = keep & (bias > -np.inf)  # whatever the score is: in 16 bits it may be infinite
+        return np.where(keep, s, -np.inf).astype(s.dtype)
 
     def operands(self, *arrays):
         acc = self.acc or (np.float64 if arrays[0].dtype == np.float64 else np.float32)
@@ -174,6 +176,7 @@ RIGHT = {
     "tiles of 64 backwards": (Kernel(tile=64, backwards=True), {}),
     "split in four": (Kernel(tile=32, splits=4), {}),
     "sums in order": (Kernel(tile=128, in_order=True), {}),
+    "sums of whole rows in order": (Kernel(in_order=True), {}),
     "exp2": (Kernel(exp=exp2, tile=32), {}),
     "tf32": (Kernel(operand=tf32, tile=32), {**SINGLE, "precision": "tf32"}),
     "tf32 cut off": (Kernel(operand=cut_tf32, tile=64, scale_first=True), {**SINGLE, "precision": "tf32"}),

@@ -114,6 +114,7 @@ def on_device(problem: Problem) -> Problem:
     return problem._replace(
         visible=None if problem.visible is None else Intervals(*map(_moved, problem.visible)),
         positions=_moved(problem.positions),
+        key_positions=_moved(problem.key_positions),
         slopes=_moved(problem.slopes),
         sink=_moved(problem.sink),
     )

@@ -20,9 +20,9 @@ from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, st
 from .elementary import elementary
 from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
 from .finish import finisher, lse_of
+from .heads import HEAD_BYTES, place_head
 from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
-from .stored import HEAD_BYTES, place_head
 from .views import batch, data, stride
 
 

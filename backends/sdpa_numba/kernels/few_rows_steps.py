@@ -10,14 +10,16 @@ from sdpa_numba.vector.simd import any_lane, fma, lane, loader, ramp, select, sp
 from sdpa_numba.vector.unrolled import tiler
 
 from .elementary import elementary
+from .heads import page_at
 from .pack import transposing, value_packer
 from .rows import at, keeps, look
-from .stored import page_at, reader, rows_packer
+from .stored import reader, rows_packer
 from .views import data, stride
 
 PANELS = 4  # of keys at a time
 ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 STEP = 32  # keys whose values stay in the first cache while all columns are done
+DECODED = 8  # keys whose values are decoded at once: there they take four times the room
 
 
 @cache
@@ -57,7 +59,7 @@ def scorer(dtype, sizes, stored):
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector = lanes * size
     pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
-    pack_panel = reader(dtype, sizes).pack_panel if stored else None
+    pack_panel = reader(dtype, sizes).pack_panel if stored else pack_keys  # of which a kernel for dense keys uses none
     multiply = multiplier(acc, lanes, False, acc)
 
     @part
@@ -335,6 +337,7 @@ def stored_value_adder(dtype, sizes):
                 first = value.first + page * value.leap + slot * value.down
                 add_in_place(n, t + x * size, first, value.down, steps, sums, width)
             elif complete and value.direct == 0:
+                steps = min(steps, DECODED)
                 read_rows(value, j, steps, values, across)
                 for y in range(steps):
                     for d in range(value.width, width):

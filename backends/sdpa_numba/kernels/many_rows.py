@@ -13,11 +13,12 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, release, splatter, storer
 
 from . import tiles
+from .heads import HEAD_BYTES, place_head
 from .pack import transposing, value_packer
 from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
-from .stored import HEAD_BYTES, place_head, reader, rows_packer
+from .stored import reader, rows_packer
 from .tiles import Block, Tile
 from .views import batch, stride
 

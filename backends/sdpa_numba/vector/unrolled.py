@@ -5,7 +5,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from . import emit
-from .emit import I16, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
+from .emit import I8, I16, I32, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
 
 def transposer(source, target, working, lanes, columns, table=False, whole=False, ahead=False):
@@ -71,6 +71,62 @@ def keep_rolled(builder, branch):
     loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"]), I64(len(module.metadata))])
     loop.operands = (loop, loop.operands[0])
     branch.set_metadata("llvm.loop", loop)
+
+
+def byte_transposer(source, target, lanes):
+    """Return ``transpose(a, a_row, a_last, zero, scale, offset, b, b_row)`` for codes of a byte, or two in a byte.
+
+    `lanes` rows of eight bytes, of which row i lies at ``a + min(i, a_last) * a_row``, become the columns of rows of
+    `b`. Each is ``scale * (code - zero) + offset``, for which `scale` and `offset` have a number for each row.
+    """
+    nibble = source == "nibble"
+    order = {n: ir.Constant(ir.VectorType(I32, 16), [n + i // 2 + 16 * (i % 2) for i in range(16)]) for n in (0, 8)}
+
+    def columns_of(builder, rows):
+        """Return eight columns of eight rows, as the two halves of four vectors."""
+        rows = [builder.shuffle_vector(rows[i], rows[i + 4], order[0]) for i in range(4)]
+        for _ in range(2):
+            rows = [builder.shuffle_vector(rows[i], rows[i + 2], order[n]) for i in (0, 1) for n in (0, 8)]
+        return rows
+
+    @intrinsic
+    def transpose(_, a, a_row, a_last, zero, scale, offset, b, b_row):
+        def generate(context, builder, signature, arguments):
+            a, a_row, a_last, zero, scale, offset, b, b_row = arguments
+            groups, undefined = [], ir.Constant(ir.VectorType(I8, 8), ir.Undefined)
+            wide = ir.Constant(ir.VectorType(I32, 16), list(range(16)))
+            for first in range(0, lanes, 8):
+                rows = []
+                for i in range(first, first + 8):
+                    inside = builder.icmp_signed("<", I64(i), a_last)
+                    at = builder.add(a, builder.mul(builder.select(inside, I64(i), a_last), a_row))
+                    rows.append(builder.shuffle_vector(fetch(builder, at, "uint8", 8), undefined, wide))
+                groups.append(columns_of(builder, rows))
+            base, factor = splat_value(builder, zero, lanes), read(builder, scale, target, target, lanes)
+            shift = read(builder, offset, target, target, lanes)
+            many, taken = min(8, lanes), 0
+            for column in range(8):
+                half = ir.Constant(ir.VectorType(I32, many), [column % 2 * 8 + i for i in range(many)])
+                parts = [builder.shuffle_vector(group[column // 2], group[column // 2], half) for group in groups]
+                stored = join(builder, parts)
+                if nibble:
+                    halves = (
+                        builder.and_(stored, emit.constant(stored, 15)),
+                        builder.lshr(stored, emit.constant(stored, 4)),
+                    )
+                    numbers = [widen(builder, x, "uint8", target) for x in halves]
+                else:
+                    numbers = [widen(builder, stored, source, target)]
+                for x in numbers:
+                    x = builder.fadd(builder.fmul(builder.fsub(x, base), factor), shift)
+                    write(builder, builder.add(b, builder.mul(b_row, I64(taken))), x, target)
+                    taken += 1
+            return context.get_dummy_value()
+
+        number = getattr(types, target)
+        return types.void(*[types.int64] * 3, number, *[types.int64] * 4), generate
+
+    return transpose
 
 
 CHAIN = 128  # steps of a product whose sum is one chain; the sums of longer products are added up

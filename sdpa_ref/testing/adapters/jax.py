@@ -5,14 +5,14 @@ which has the type of the keys. A row that sees no key gives the mean of all val
 finite number.
 """
 
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from sdpa_ref.masks import Causal, KeyLengths, Window
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.target import Target
 
 
@@ -57,8 +57,6 @@ def _attention(
     query_offset: Any = None,
     **options: Any,
 ) -> Any:
-    import jax
-
     if isinstance(mask, Causal):
         options["is_causal"] = True
     elif isinstance(mask, Window):
@@ -69,11 +67,17 @@ def _attention(
         options["key_value_seq_lengths"] = np.broadcast_to(np.asarray(mask.n, np.int32), (batch,))
     elif mask is not None:
         options["mask"] = mask
-    arrays = {"query": query, "key": key, "value": value}
-    arrays |= {name: options.pop(name) for name in tuple(options) if isinstance(options[name], np.ndarray)}
     try:
-        return jax.jit(partial(jax.nn.dot_product_attention, **options))(**arrays)  # else each step is compiled alone
+        return _compiled()(query, key, value, **options)
     except RuntimeError as error:
         if "not supported" in str(error):  # by XLA on this processor: bfloat16 products of some shapes
             raise NotImplementedError(str(error)) from None
         raise
+
+
+@cache  # of one function, or each call would be compiled anew
+def _compiled() -> Any:
+    import jax
+
+    static = "scale", "is_causal", "local_window_size", "return_residual"
+    return jax.jit(jax.nn.dot_product_attention, static_argnames=static)

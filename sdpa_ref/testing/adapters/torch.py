@@ -10,7 +10,7 @@ import numpy as np
 
 from sdpa_ref.masks import Causal
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.cases import Array
+from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.target import Target
 
 

@@ -46,6 +46,22 @@ def _values(lost: Callable[[int], slice]) -> Kernel:
     return Kernel(finish=finish)
 
 
+def _unwritten(lost: Callable[[Call], Any]) -> Kernel:
+    """Return a kernel whose output is 0 in some places, an index or a mask of ``(B, Hq, L, Ev)``."""
+
+    def finish(call: Call, state: State, seen: Array) -> tuple[Array, Array]:
+        output, lse = kernel.finish(call, state, seen)
+        output[lost(call)] = 0
+        return output, lse
+
+    return Kernel(finish=finish)
+
+
+def _past_64(when: Callable[[int, int], bool]) -> Kernel:
+    """Return a kernel whose output is 0 in columns past 64 at some widths E and Ev."""
+    return _unwritten(lambda call: (..., slice(64 if when(_E(call), call.value.shape[-1]) else 1 << 30, None)))
+
+
 def _unseen(lost: Callable[[Call, Any], Array]) -> Kernel:
     """Return a kernel that does not see some keys, a boolean array over the scores."""
 
@@ -108,6 +124,13 @@ def _biases(wrong: Callable[[Array], Array]) -> Kernel:
 
 def _strides(wrong: Callable[[Array], Array]) -> Kernel:
     return Kernel(read=lambda array, dtype: arguments.read(wrong(array), dtype))
+
+
+def _reach(array: Array) -> int:
+    """Return the offset of the last number, in numbers."""
+    steps = zip(array.shape, array.strides, strict=True)
+    last: int = sum((n - 1) * stride for n, stride in steps)
+    return last // int(array.itemsize)
 
 
 def _positions(wrong: Callable[[Array, Call], Array]) -> Kernel:
@@ -238,6 +261,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     "values past 64": ("Columns of the values past 64 are not written.", _values(lambda Ev: slice(64, None))),
     "values past 128": ("Columns of the values past 128 are not written.", _values(lambda Ev: slice(128, None))),
     "value tail": ("The last column is lost at widths 127 and 129.", _values(lambda Ev: slice(Ev - (Ev in (127, 129)), None))),
+    "equal wide widths": ("Where both widths are the same and above 64, columns past 64 are not written.", _past_64(lambda E, Ev: E == Ev > 64)),
+    "equal widths of 128": ("Where both widths are 128, columns past 64 are not written.", _past_64(lambda E, Ev: E == Ev == 128)),
+    "widths of 192 and 128": ("At widths of 192 and 128, columns past 64 are not written.", _past_64(lambda E, Ev: (E, Ev) == (192, 128))),
+    "two wide widths": ("Where both widths are above 64 and differ, columns past 64 are not written.", _past_64(lambda E, Ev: min(E, Ev) > 64 and E != Ev)),
     "key 64": ("The last of 64 n + 1 keys is lost, from 65 on.", _key(lambda S: S > 64 and S % 64 == 1)),
     "key 128": ("The last of 65, 129 and 1025 keys is lost.", _key(lambda S: S in (65, 129, 1025))),
     "key 1024": ("The last of 1025 keys is lost.", _key(lambda S: S == 1025)),
@@ -265,6 +292,14 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
         "A mask (..., L, 1) is taken for one of the keys.",
         _arrays(lambda a: np.ones_like(a) if a.ndim > 1 and a.shape[-1] == 1 and a.shape[-2] > 1 else a),
     ),
+    "square mask": (
+        "A mask (L, S) of as many rows as columns is read by columns.",
+        _arrays(lambda a: a.T if a.ndim == 2 and a.shape[0] == a.shape[1] else a),
+    ),
+    "square bias": (
+        "A bias (L, S) of as many rows as columns is read by columns.",
+        _biases(lambda a: a.T if a.ndim == 2 and a.shape[0] == a.shape[1] else a),
+    ),
     "bias of heads": ("Of a bias (H, L, S) the first head is used.", _biases(lambda a: _first_head(a, 3))),
     "bias of entries": (
         "A bias (B, 1, 1, S) is read as that of the first entry.",
@@ -288,6 +323,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
         "Heads that repeat one another are read as zeros but for the first.",
         _strides(lambda a: a * (np.arange(a.shape[-3]) == 0)[:, None, None].astype(a.dtype)
                  if a.ndim > 2 and a.strides[-3] == 0 and a.shape[-3] > 1 else a),
+    ),
+    "offsets in 32 bits": (
+        "Offsets beyond 2**31 numbers wrap.",
+        _strides(lambda a: a[:1] + np.zeros_like(a) if _reach(a) >= 1 << 31 else a),
     ),
     "positions within the keys": ("Positions beyond the keys are taken for the last key.", _positions(lambda p, call: np.minimum(p, call.shape[3] - 1))),
     "no row before the keys": ("Positions before -2 are taken for -1.", _positions(lambda p, call: np.where(p < -2, 0, p))),
@@ -326,6 +365,14 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     ),
     "row 128": ("Rows from 128 on are not written.", _rows(lambda i, call: i >= 128)),
     "last row": ("The last of 64 n + 1 rows is not written.", _rows(lambda i, call: (i == call.shape[2] - 1) & (call.shape[2] % 64 == 1) & (call.shape[2] > 1))),
+    "grid of 64": (
+        "Heads of all entries together are counted up to 64; those beyond are not written.",
+        _unwritten(lambda call: np.arange(call.shape[0] * call.shape[1]).reshape(call.shape[:2]) >= 64),
+    ),
+    "rows in 12 bits": (
+        "Rows of all heads together are counted up to 4096; those beyond are not written.",
+        _unwritten(lambda call: (slice(None), np.arange(call.shape[1] * call.shape[2]).reshape(call.shape[1:3]) >= 4096)),
+    ),
     "decoding long rows": (
         "One query over more than 512 keys: those after the last multiple of 512 are lost.",
         _unseen(lambda call, x: (x.j >= max(1, call.shape[3] // 512) * 512) & (call.shape[2] == 1)),

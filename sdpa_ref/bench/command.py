@@ -75,7 +75,12 @@ def run(options: argparse.Namespace) -> int:
     _needs("matplotlib", "plot", options.out is not None)
     if options.out is not None:
         _drawable(options)
-    from sdpa_ref.bench import report
+    try:
+        from sdpa_ref.bench import report
+    except ImportError:
+        raise Failure(
+            "the benchmarks are no part of the wheel: run this in a checkout, after pip install -e ."
+        ) from None
 
     result = _measure(options)
     if options.json:

@@ -1,4 +1,4 @@
-"""Attention with learned projections: one head, and several."""
+"""Attention with learned projections: several heads."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,104 +8,19 @@ import numpy as np
 
 from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
-from sdpa_ref.layers.attend import sdpa_and_weights
-from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, of_parts
+from sdpa_ref.layers.attend import append_and_attend, attend_over, sdpa_and_weights
+from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
-from sdpa_ref.layers.projected import projected, projected_and_vjp
-from sdpa_ref.layers.weights import Axes, checked_weights
+from sdpa_ref.layers.projected import PROJECTIONS, projected, projected_and_vjp
+from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
 from sdpa_ref.options import LayerOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
+from sdpa_ref.stored.cache import Cache
+from sdpa_ref.stored.kv_cache import KVCache
 
-_PROJECTIONS = ("query", "key", "value")
 _FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
 _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class AttentionHead(Layer):
-    """One attention head: learned `query`, `key` and `value` projections, and attention between them.
-
-    Parameters
-    ----------
-    hidden_size : int
-        Width of the tokens.
-    attention_head_size : int
-        Width E of the projections; scores are divided by its square root.
-    bias : bool or collection of str
-        Whether the projections have biases, or the names of those that do: ``("query", "value")``.
-    rng, dtype
-        As in `Linear`.
-
-    Attributes
-    ----------
-    query, key, value : Linear
-        From `hidden_size` to `attention_head_size`.
-
-    Examples
-    --------
-    >>> head = AttentionHead(48, 12, rng=0)
-    >>> attention_output, attention_probs = head(np.ones((2, 5, 48), np.float32))
-    >>> attention_output.shape, attention_probs.shape
-    ((2, 5, 12), (2, 5, 5))
-    """
-
-    hidden_size: int
-    attention_head_size: int
-    query: Linear
-    key: Linear
-    value: Linear
-
-    _weights: ClassVar[Axes] = {f"{name}.weight": "attention_head_size hidden_size" for name in _PROJECTIONS}
-    _biases: ClassVar[Axes] = {f"{name}.bias": "attention_head_size" for name in _PROJECTIONS}
-
-    def __init__(
-        self,
-        hidden_size: int,
-        attention_head_size: int,
-        bias: bool | Collection[str] = True,
-        *,
-        rng: Any = None,
-        dtype: Any = np.float32,
-    ) -> None:
-        self._draw(rng, dtype, bias, hidden_size=hidden_size, attention_head_size=attention_head_size)
-
-    @spelled_out(LayerOptions)
-    def __call__(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Array]:
-        """Return the attention output and the attention probabilities.
-
-        Parameters
-        ----------
-        x : array, shape (..., L, hidden_size)
-            Tokens that ask.
-        context : array, shape (..., S, hidden_size), optional
-            Tokens that answer; those of `x` by default.
-        mask, bias, query_offset, dropout, backend
-            As in `sdpa_ref.sdpa`, with one head: mask and bias broadcast to ``(..., 1, L, S)``, True = may attend.
-            Without `dropout` nothing is dropped.
-
-        Returns
-        -------
-        attention_output : array, shape (..., L, attention_head_size)
-        attention_probs : array, shape (..., L, S)
-            After dropout where it is given.
-        """
-        given = known_to_layers(options, LayerOptions)
-        output, weights = sdpa_and_weights(*map(_one_head, projected(self, x, context)), **given)
-        return output[..., 0, :, :], weights[..., 0, :, :]
-
-    @spelled_out(LayerOptions)
-    def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
-        """Return the attention output, and the function that gives its gradients: see `MultiHeadAttention`."""
-        given = known_to_layers(options, LayerOptions)
-        heads, to_tokens = projected_and_vjp(self, x, context)
-        output, to_heads = sdpa_with_vjp(*map(_one_head, heads), **given)
-        output = output[..., 0, :, :]
-
-        def vjp(grad_value: Any) -> LayerGradients:
-            return to_tokens(to_heads(checked_gradient(grad_value, output.shape)[..., None, :, :]))
-
-        return output, vjp
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -152,8 +67,8 @@ class MultiHeadAttention(Layer):
     value: Linear
     output: Linear
 
-    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*_PROJECTIONS, "output")}
-    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*_PROJECTIONS, "output")}
+    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*PROJECTIONS, "output")}
+    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*PROJECTIONS, "output")}
     _given = ("num_heads",)
 
     def __init__(
@@ -175,15 +90,19 @@ class MultiHeadAttention(Layer):
         return super().from_state_dict(entries, **sizes)
 
     @spelled_out(LayerOptions)
-    def __call__(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> Array:
+    def __call__(self, x: Any, context: Any = None, *, cache: Any = None, **options: Unpack[LayerOptions]) -> Array:
         """Return the attention of the tokens `x` over those of `context`.
 
         Parameters
         ----------
         x : array, shape (..., L, hidden_size)
             Tokens that ask.
-        context : array, shape (..., S, hidden_size), optional
-            Tokens that answer; those of `x` by default.
+        context : array, shape (..., S, hidden_size), or cache, optional
+            Tokens that answer, or what `cached` has made of them; those of `x` by default.
+        cache : KVCache or cache of a PagePool, optional
+            Tokens before those of `x`, which are added to it: each token attends to those before it and to itself.
+            The cache knows where they stand, and so there is no `query_offset`. If the call raises, they are taken out
+            again, as far as a window without slack allows.
         mask, bias, query_offset, dropout, backend
             As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.
             Without `dropout` nothing is dropped.
@@ -192,10 +111,54 @@ class MultiHeadAttention(Layer):
         -------
         array, shape (..., L, hidden_size)
             In the common type of inputs and weights.
+
+        Examples
+        --------
+        >>> from sdpa_ref import Causal, KVCache
+        >>> layer, x = MultiHeadAttention(48, num_heads=4, rng=0), np.ones((2, 5, 48), np.float32)
+        >>> cache = KVCache(2, 4, 12)
+        >>> steps = [layer(x[:, t : t + 1], cache=cache) for t in range(5)]
+        >>> bool(np.allclose(np.concatenate(steps, 1), layer(x, mask=Causal()), atol=1e-6))
+        True
         """
         given = known_to_layers(options, LayerOptions)
+        if cache is not None:
+            if context is not None:
+                raise TypeError("context and cache exclude each other: a cache holds the keys of the tokens x")
+            query, key, value = map(self._heads, projected(self, x, None))
+            return self.output(self._joined(append_and_attend(cache, query, key, value, given)))
+        if isinstance(context, Cache):
+            query = self._heads(self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size)))
+            return self.output(self._joined(attend_over(context, query, given)))
         query, key, value = map(self._heads, projected(self, x, context))
         return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
+
+    def cached(self, context: Any, lengths: Any = None, *, store: Any = None) -> KVCache:
+        """Return the keys and values of tokens that many calls will attend to, to be passed as `context`.
+
+        Parameters
+        ----------
+        context : array, shape (..., S, hidden_size)
+            Tokens that answer, such as those of an encoder.
+        lengths : int or int array over the batch, optional
+            How many of them each batch entry has, the first ones.
+        store : recipe, optional
+            As in `KVCache`.
+
+        Examples
+        --------
+        >>> layer, x = MultiHeadAttention(48, num_heads=4, rng=0), np.ones((2, 1, 48), np.float32)
+        >>> words = np.ones((2, 7, 48), np.float32)
+        >>> cross = layer.cached(words)
+        >>> bool((layer(x, cross) == layer(x, words)).all())
+        True
+        """
+        tokens = checked_input("context", context, "S hidden_size", hidden_size=self.hidden_size)
+        key, value = (self._heads(projection(tokens)) for projection in (self.key, self.value))
+        *batch, S, heads, E = key.shape
+        cache = KVCache(tuple(batch), heads, E, dtype=key.dtype, capacity=S, store=store, layout="LHE", like=key)
+        cache.append(key, value, lengths)
+        return cache
 
     @spelled_out(LayerOptions)
     def value_and_vjp(self, x: Any, context: Any = None, **options: Unpack[LayerOptions]) -> tuple[Array, Vjp]:
@@ -273,18 +236,13 @@ class MultiHeadAttention(Layer):
         super()._fill(arrays, sizes)
 
 
-def _one_head(y: Array) -> Array:
-    """Return projected tokens with the head axis, ``(..., 1, length, E)``."""
-    return y[..., None, :, :]
-
-
 def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights of `torch.nn.MultiheadAttention` under the names of `MultiHeadAttention`."""
     separate: dict[str, Array] = {}
     for name, array in arrays.items():
         if name.startswith("in_proj_"):
             thirds = array.reshape(3, -1, *array.shape[1:])
-            separate |= {f"{part}.{name[8:]}": third for part, third in zip(_PROJECTIONS, thirds, strict=True)}
+            separate |= {f"{part}.{name[8:]}": third for part, third in zip(PROJECTIONS, thirds, strict=True)}
         else:
             separate[name.replace("out_proj", "output")] = array
     return separate
