@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sdpa_ref
-from sdpa_ref.bench import calls, clock, contenders, measure, process
+from sdpa_ref.bench import calls, clock, contenders, measure, process, stored
 from sdpa_ref.bench.cases import CASES, Case, inputs, truth
 from sdpa_ref.bench.loops import LOOPS, Loop
+from sdpa_ref.bench.stored import STORES, Store
 from sdpa_ref.cli import main
 
 PEERS = ("torch", "onnxruntime", "openvino", "jax")
@@ -56,7 +57,7 @@ def test_pairs_and_operations(mask, L, S, pairs):
 
 
 def test_names_are_unique():
-    names = [each.name for each in (*CASES, *LOOPS)]
+    names = [each.name for each in (*CASES, *LOOPS, *STORES)]
     assert len(set(names)) == len(names)
 
 
@@ -116,6 +117,44 @@ def test_loops_in_the_report(monkeypatch, capsys):
     assert lines[2] == ["calls-decode", "4.0", "3.2", "8.0", "-", "2.00", "1.25"]
     assert "geometric mean of torch / ours, loops of calls: 4.00\n" in out
     assert "- torch: no (calls-out)\n" in out
+
+
+def test_every_way_of_storing_is_right():
+    for store in (Store("decode", 2, 4, 2, 1, 256, 32), Store("prefill", 1, 2, 2, 128, 128, 32)):
+        ways = {way: run() for way, run in stored._ways(store, "reference").items()}
+        dense = ways.pop("dense")
+        for way, output in ways.items():
+            if way.startswith("pages"):
+                np.testing.assert_array_equal(output, dense)
+            elif way.startswith("lengths"):
+                np.testing.assert_array_equal(output[-1], dense[-1])
+                assert not np.array_equal(output[0], dense[0])
+            else:
+                assert abs(output - dense).max() < (0.2 if way.startswith("Int8") else 1)
+        if find_spec("torch"):
+            theirs = {way: run().numpy() for way, run in stored._in_torch(store, 1).items()}
+            np.testing.assert_allclose(theirs["torch"], dense, atol=1e-5)
+            np.testing.assert_allclose(theirs["torch float16"], dense, atol=1e-2)
+    steps = {way: run() for way, run in stored._token("reference").items()}
+    np.testing.assert_array_equal(steps["attend over 16"], steps["the same sdpa"])
+
+
+def test_stored_keys_in_the_report(monkeypatch, capsys):
+    ways = {"dense": timed(8e-6), "Int8()": timed(2e-6), "torch float16": timed(6e-6)}
+    results = [{"stored": "caches-1x-1024", "shape": [1, 32, 8, 1, 1024, 128], "contenders": ways}]
+    orders = []
+    monkeypatch.setattr(process, "results", lambda order: orders.append(order) or iter(results))
+    assert main(["bench", "--backend", "reference", "--peers", "torch", "--cases", "caches-*", "--json"]) == 0
+    assert orders[0]["stored"] == [store.name for store in STORES]
+    (row,) = json.loads(capsys.readouterr().out)["stored"]
+    assert (row["contenders"]["Int8()"]["by_dense"], row["contenders"]["Int8()"]["by_half"]) == (4.0, 3.0)
+    assert "by_half" not in row["contenders"]["torch float16"]
+    pytest.importorskip("rich")
+    results[:] = [stored.measure(Store("caches-token"), "reference", [], 1, 0.0), *results]
+    assert main(["bench", "--backend", "reference", "--peers", "torch", "--cases", "caches-*"]) == 0
+    out = capsys.readouterr().out
+    assert "| caches-1x-1024 | 1, 32, 8, 1, 1024, 128 | Int8()" in out
+    assert "the same sdpa" in out
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "padding"])

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONAL = "numba cupy matplotlib PIL rich ml_dtypes safetensors platformdirs hypothesis pytest onnx torch".split()
 PROOFS = (
     "sdpa_ref/bench/",
+    *(f"sdpa_ref/cli/{name}.py" for name in ("demo", "figures", "stages")),
     *(f"sdpa_ref/testing/{name}" for name in ("adapters/", "golden/", "museum/", "museum_command.py", "tightness.py")),
     *(f"sdpa_cupy/launch/{name}/" for name in ("fibers", "ptx")),
 )
@@ -102,7 +103,9 @@ def test_wheel_is_small(wheel):
     assert Path(wheel.filename).stat().st_size < 300_000
 
 
-@pytest.mark.parametrize("command", [["museum", "--list"], ["bench"], ["check", "torch"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command", [["museum", "--list"], ["bench"], ["demo"], ["check", "torch"]], ids=lambda words: words[0]
+)
 def test_wheel_says_where_is_what_it_has_not(wheel, tmp_path, command):
     wheel.extractall(tmp_path)
     code = f"import sdpa_ref.cli; raise SystemExit(sdpa_ref.cli.main({command}))"

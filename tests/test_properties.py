@@ -12,8 +12,8 @@ from transform import assert_near, attend, generator, kept, part
 import sdpa_ref as sr
 from sdpa_ref.testing import assert_close, assert_same_bits, assert_within, error_budget, resolve
 from sdpa_ref.testing.cases import edge
-from sdpa_ref.testing.draws import fitted, seeded
 from sdpa_ref.testing.properties import PROPERTIES
+from sdpa_ref.testing.recipes import fitted, seeded
 from sdpa_ref.testing.strategies import cases, lengths, masks
 
 SOME = lengths(minimum=1)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from sdpa_ref.bench import calls
+from sdpa_ref.bench import calls, stored
 from sdpa_ref.bench.cases import CASES
 from sdpa_ref.bench.clock import memory_rate
 from sdpa_ref.bench.loops import LOOPS
@@ -26,6 +26,9 @@ def _work(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if loop.name in order["calls"]:
             peers = [peer for peer in order["peers"] if peer in calls.PEERS]
             yield calls.measure(loop, order["backends"] + peers, threads, order["seconds"])
+    for store in stored.STORES:
+        if store.name in order["stored"]:
+            yield stored.measure(store, order["backends"][0], order["peers"], threads, order["seconds"])
     if any(case.L == 1 for case in cases):
         yield {"memory_rate": memory_rate(threads)}
 

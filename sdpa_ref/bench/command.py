@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   sdpa-ref bench --peers torch,onnxruntime --cases "prefill-*,decode*" --out ratios.png
   sdpa-ref bench --peers "" --cases tiny --seconds 0.2 --json
   sdpa-ref bench --cases "calls-*" --peers torch
+  sdpa-ref bench --cases "caches-*" --peers torch
   sdpa-ref bench --cases "" --memory
 
 The documentation says under "Performance" what the cases are and how they are measured."""
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that was asked for, ready for JSON; tell how far it is on the error stream."""
-    from sdpa_ref.bench import calls, process, report
+    from sdpa_ref.bench import calls, process, report, stored
 
     names, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
     processor = collect()["processor"]
@@ -111,9 +112,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     memory: list[dict[str, Any]] = []
     memory_rate: float | None = None
     loops: list[dict[str, Any]] = []
+    stores: list[dict[str, Any]] = []
     order = {
-        "cases": [name for name in names if not name.startswith("calls-")],
+        "cases": [name for name in names if not name.startswith(("calls-", "caches-"))],
         "calls": [name for name in names if name.startswith("calls-")],
+        "stored": [name for name in names if name.startswith("caches-")],
         "backends": backends, "peers": peers, "threads": threads, "seconds": options.seconds,
     }  # fmt: skip
     try:
@@ -123,11 +126,13 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
                 continue
             if "loop" in found:
                 loops.append(calls.compared(found, backends[0]))
+            elif "stored" in found:
+                stores.append(stored.compared(found))
             else:
                 rows.append(report.judged(found, backends[0], peers))
             times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(found).items())
-            name = found.get("case") or found["loop"]
-            print(f"{len(rows) + len(loops)}/{len(names)} {name}: {times or 'nobody'}", file=sys.stderr)
+            name = found.get("case") or found.get("loop") or found["stored"]
+            print(f"{len(rows) + len(loops) + len(stores)}/{len(names)} {name}: {times or 'nobody'}", file=sys.stderr)
         for backend in backends if options.memory else ():
             memory += process.results({"memory": options.memory, "backend": backend, "threads": threads})
     except RuntimeError as error:
@@ -138,6 +143,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "peers": peers,
         "cases": rows,
         "calls": loops,
+        "stored": stores,
         "summary": report.summary(rows, backends[0]) | {"calls": calls.mean(loops)},
         "memory_rate": memory_rate,
         "memory": memory,
@@ -147,7 +153,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from sdpa_ref.bench import calls, report
+    from sdpa_ref.bench import calls, report, stored
 
     # 200 columns, whatever the terminal has: a table that is cut off is of no use
     console = Console(width=200, markup=False, emoji=False, highlight=False)
@@ -159,6 +165,8 @@ def _print(result: dict[str, Any]) -> None:
                 result["calls"], [*result["backends"], *(peer for peer in result["peers"] if peer in calls.PEERS)]
             )
         )
+    if result["stored"]:
+        console.print(stored.table(result["stored"]))
     print(*report.notes(result), report.caption(result), sep="\n")
 
 
@@ -175,8 +183,9 @@ def _drawable(options: argparse.Namespace) -> None:
 def _cases(patterns: Sequence[str]) -> list[str]:
     from sdpa_ref.bench.cases import CASES
     from sdpa_ref.bench.loops import LOOPS
+    from sdpa_ref.bench.stored import STORES
 
-    names = [each.name for each in (*CASES, *LOOPS)]
+    names = [case.name for case in CASES] + [loop.name for loop in LOOPS] + [store.name for store in STORES]
     for pattern in patterns:
         if pattern != "all" and not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--cases: no case is called {pattern!r}; there are {', '.join(names)}")

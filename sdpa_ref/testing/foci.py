@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_ref.testing import draws
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.case_options import EDGES, LOUD
+from sdpa_ref.testing.case_options import EDGES, LOUD, SHAPES
 from sdpa_ref.testing.recipes import Words
 
 LENGTHS = "key lengths", "key starts", "query lengths"
@@ -150,6 +150,8 @@ def vast_lengths(rng: np.random.Generator, claims: Capabilities) -> Words:
     if rng.random() < 0.25 and most > max(draws.BEYOND_16_BITS):
         n = int(rng.choice(draws.BEYOND_16_BITS))
         return words | ({"S": n, "L": 4} if rng.random() < 0.8 else {"L": n, "S": int(rng.integers(1, 5))})
+    if rng.random() < 0.25 and most > max(draws.BEYOND_4097):
+        return words | {"S": int(rng.choice(draws.BEYOND_4097)), "L": int(rng.integers(1, 5))}
     return words | {"S": draws.tile_edge(rng, min(most, 1100)), "L": int(rng.integers(1, 9))}
 
 
@@ -175,9 +177,20 @@ def square(rng: np.random.Generator, claims: Capabilities) -> Words:
 
 
 def loud_behind_a_mask(claims: Capabilities) -> Words:
-    """Return the words of keys that a mask drops beside keys whose bias is the lowest finite number."""
-    words: Words = {"bias": (LOUD,), "mask": ("function",), "S": 5, "L": 3}
-    return words if claims.mask and claims.mask_and_bias else {}
+    """Return the words of a key that a mask drops beside one whose bias is the lowest finite number."""
+    if not (claims.mask and claims.mask_and_bias):
+        return {}
+    sizes = {"heads": (1, 1), "L": 1, "S": 2, "E": 1, "Ev": 1, "batch": draws.plain_batch(claims)}
+    plain = {"numbers": "normal", "memory": "plain", "layout": claims.layouts[0]}
+    plain["dtype"] = "float32" if "float32" in claims.dtypes else claims.dtypes[0]
+    return {"bias": (LOUD,), "mask": ("function",), **sizes, **plain}
+
+
+def mask_arrays(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on boolean arrays of every shape, many of them square, which a kernel may read by columns."""
+    n = int(rng.choice((5, 17, 33, 64)))
+    square = {"L": n, "S": n} if rng.random() < 0.4 else {}
+    return {"mask": (str(rng.choice(SHAPES)),), **square}
 
 
 def one_of(*words: str) -> Callable[..., str]:

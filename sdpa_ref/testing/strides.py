@@ -1,6 +1,5 @@
 """How arrays lie in memory: the same numbers in any order, at any address, of any byte order."""
 
-import math
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ FLIPPED = {"negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,),
 """Memories by the axes whose strides are negative."""
 REPEATED = {"repeated": 0, "repeated heads": -3, "repeated lengths": -2, "repeated width": -1}
 """Memories by the axis whose stride is 0."""
+_FEW = 4
 MEMORIES = (
     "plain",
     "transposed",
@@ -31,6 +31,7 @@ def stored(array: Array, memory: str) -> Array:
 
     Those of `REPEATED` repeat the first entry of an axis with a stride of 0, and so change the numbers.
     """
+    between = True if array.dtype == bool else np.nan  # what a kernel that reads beside the array finds
     if memory == "transposed":
         return np.ascontiguousarray(array.T).T
     if memory == "far apart":
@@ -39,12 +40,12 @@ def stored(array: Array, memory: str) -> Array:
         axes = tuple(axis for axis in FLIPPED[memory] if -array.ndim <= axis < array.ndim)
         return np.flip(np.flip(array, axes).copy(), axes)
     if memory == "sliced":
-        wider = np.full([2 * n + 1 for n in array.shape], np.nan, array.dtype)
+        wider = np.full([2 * n + 1 for n in array.shape], between, array.dtype)
         view = wider[tuple(slice(1, None, 2) for _ in array.shape)]
         view[...] = array
         return view
     if memory == "padded":
-        wider = np.full([*array.shape[:-2], array.shape[-2] + 1, array.shape[-1] + 3], np.nan, array.dtype)
+        wider = np.full([*array.shape[:-2], array.shape[-2] + 1, array.shape[-1] + 3], between, array.dtype)
         wider[..., : array.shape[-2], : array.shape[-1]] = array
         return wider[..., : array.shape[-2], : array.shape[-1]]
     if memory in REPEATED:
@@ -62,21 +63,22 @@ def stored(array: Array, memory: str) -> Array:
 
 
 def _far_apart(array: Array) -> Array:
-    """Return a view whose last entry along the first axis of several lies beyond 2**31 numbers.
+    """Return a view whose last entry along an axis of few lies beyond 2**31 numbers.
 
     Pages that nobody touches take no memory where the system reserves addresses alone; elsewhere, and where it refuses,
-    the array is a plain copy.
+    or where no axis is short, so that many pages were touched, the array is a plain copy.
     """
     copy = np.array(array, order="C")
-    axis = next((axis for axis, n in enumerate(array.shape) if n > 1), None)
+    axis = next((axis for axis, n in enumerate(array.shape) if 1 < n <= _FEW), None)
     if axis is None or not array.size or sys.platform == "win32" or sys.maxsize < 1 << 32:
         return copy
+    one = copy.take([0], axis)
     step = -(-(1 << 31) // (array.shape[axis] - 1))
-    size = step * (array.shape[axis] - 1) + math.prod(array.shape[axis + 1 :])
-    strides = (*copy.strides[:axis], step * array.itemsize, *copy.strides[axis + 1 :])
+    strides = (*one.strides[:axis], step * array.itemsize, *one.strides[axis + 1 :])
     try:
-        view = np.lib.stride_tricks.as_strided(np.empty(size, array.dtype), array.shape, strides)
+        room = np.empty(step * (array.shape[axis] - 1) + one.size, array.dtype)
     except MemoryError:
         return copy
+    view = np.lib.stride_tricks.as_strided(room, array.shape, strides)
     view[...] = array
     return view

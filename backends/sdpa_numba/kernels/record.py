@@ -190,7 +190,7 @@ def settle_many_rows(call: int) -> None:
     p.regular = p.fold == 1 or p.L == 1
     p.strips = (p.tiles + STRIP - 1) // STRIP
     p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0
-    p.packed = p.strips * (p.group // p.fold) > 1 and p.S > 0
+    p.packed = p.stored == 0 and p.strips * (p.group // p.fold) > 1 and p.S > 0  # else a dense copy were made
     p.block_bytes = s.block * (p.E + (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows) * s.acc_bytes
     p.block_bytes = ((p.block_bytes + 63) & -64) + 64
     packing = p.B * p.Hkv * blocks if p.packed else 0
