@@ -239,8 +239,7 @@ def _seen(
     if documents is None and key_positions is None:
         band = mask._band()
         if band is not None:
-            placed = tuple.__new__(Band, (offset,) + band[1:])  # noqa: RUF005  # unpacking makes a list first
-            return tuple.__new__(_Seen, (placed, None, offset, None, (), None, ()))
+            return tuple.__new__(_Seen, (band.at(offset), None, offset, None, (), None, ()))
     if type(mask) is BooleanArray and mask.per_row:
         return _Seen(None, mask.array, offset, positions, boolean=(mask,))
     lengths = valid_keys(mask, L)

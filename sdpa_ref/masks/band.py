@@ -32,6 +32,11 @@ class Band(NamedTuple):
     reach: Number = FAR
     rows: Number = FAR
 
+    def at(self, offset: Number) -> "Band":
+        """Return the band of queries of which the first stands there."""
+        moved: Band = tuple.__new__(Band, (offset,) + self[1:])  # noqa: RUF005  # unpacking makes a list first
+        return moved
+
     def intersection(self, other: "Band") -> "Band | None":
         """Return the keys in both, None where that is no band."""
         a, b = self, other

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from sdpa_ref.masks.algebra import BooleanArray, Mask, joined
 from sdpa_ref.masks.band import EVERYTHING, Band
 from sdpa_ref.masks.grid import Grid
@@ -45,18 +43,11 @@ def normal(mask: Mask, grid: Grid) -> Normal:
         else:
             rules.append(part)
     if rows is None:
-        return Normal(_placed(band, grid), tuple(arrays), tuple(rules))
+        placed = None if band is EVERYTHING else band.at(grid.offset)
+        return Normal(placed, tuple(arrays), tuple(rules))
     if band is not EVERYTHING:
         rows = intersection(rows, band.on(grid.positions, 0))
     intervals, exact = normal_form(rows, grid.S)
     if not exact:
         rules += [part for part in joined(mask) if part not in arrays and part not in rules]
     return Normal(intervals, tuple(arrays), tuple(rules))
-
-
-def _placed(band: Band, grid: Grid) -> Band | None:
-    """Return the band with its queries where they stand, None for one that drops no key."""
-    if band is EVERYTHING:
-        return None
-    offset = grid.offset
-    return Band(offset if type(offset) is int else np.asarray(offset), *band[1:])
