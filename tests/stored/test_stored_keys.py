@@ -264,6 +264,17 @@ def test_out_shares_no_memory_with_any_part(backend):
         sr.sdpa(query, keys, keys, out=pages[1:, :, 2:3], backend=backend)
 
 
+@pytest.mark.parametrize("scale", [(1,), (Hkv, 0, 1), (Hkv, 1, 1), (1, E)])
+def test_no_keys_are_an_empty_row(backend, scale):
+    keys = sr.Quantized(np.zeros((Hkv, 0, E), np.int8), np.ones(scale, np.float32))
+    query = np.ones((Hq, 2, E), np.float32)
+    state = sr.sdpa_state(query, keys, keys, backend=backend)
+    np.testing.assert_array_equal(state.output, 0)
+    np.testing.assert_array_equal(state.lse, -np.inf)
+    pages = sr.Paged(np.zeros((3, Hkv, 4, E), np.float32), np.zeros((0,), int), 0)
+    np.testing.assert_array_equal(sr.sdpa(query, pages, pages, backend=backend), 0)
+
+
 def test_states_and_weights_take_them(backend):
     rng = np.random.default_rng(2)
     query, key = rng.standard_normal((Hq, 3, E)).astype(np.float32), coded(rng, (Hkv, 30, E), "uint8", (30, 1))
