@@ -45,6 +45,7 @@ CALLS = {
     "text": ({"query": "abc"}, TypeError, ["query must be"]),
     "ragged lists": ({"key": RAGGED}, TypeError, ["key must be an array", "got list"]),
     "masked array": ({"key": np.ma.masked_less(K, 0)}, TypeError, ["key is a masked array", r"\.filled\(0\)", "mask="]),
+    "masked query": ({"query": np.ma.masked_less(Q, 0)}, TypeError, [r"would be lost: pass query\.filled\(0\), or "]),
     "rank 1": ({"query": Q[0, 0, 0]}, ValueError, ["query must have at least 2 axes", "H, length, width", r"\(4,\)"]),
     "rank 0": ({"value": np.float32(1)}, ValueError, ["value must have at least 2 axes", r"\(\)"]),
     "heads": ({"query": Q[:, :4]}, ValueError, ["Hq = 4 must be a multiple of .* Hkv = 3", r"query \(2, 4, 5, 4\)"]),

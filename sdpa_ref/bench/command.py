@@ -14,6 +14,7 @@ import sdpa_ref
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import collect, unusable
 from sdpa_ref.cli.output import write
+from sdpa_ref.extras import install
 
 HELP = "time attention against PyTorch, ONNX Runtime, OpenVINO and JAX"
 EXAMPLES = """examples:
@@ -192,7 +193,7 @@ def _cases(patterns: Sequence[str]) -> list[str]:
     chosen = [name for name in names if any(pattern == "all" or fnmatchcase(name, pattern) for pattern in patterns)]
     possible = [name for name in chosen if not name.endswith("bfloat16") or find_spec("ml_dtypes") is not None]
     if len(possible) < len(chosen):
-        print("without ml_dtypes there is no bfloat16: pip install 'sdpa-ref[half]'", file=sys.stderr)
+        print(f"the bfloat16 cases need ml_dtypes: {install('half')}", file=sys.stderr)
     return possible
 
 
@@ -220,7 +221,7 @@ def _peers(named: Sequence[str]) -> list[str]:
 
 def _needs(module: str, extra: str, wanted: bool) -> None:
     if wanted and find_spec(module) is None:
-        raise Failure(f"this needs {module}: pip install 'sdpa-ref[{extra}]'")
+        raise Failure(f"this needs {module}: {install(extra)}")
 
 
 def _names(text: str) -> list[str]:

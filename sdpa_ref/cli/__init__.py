@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -77,6 +78,11 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"sdpa-ref {first}: error: it is no part of the wheel: run this in a checkout, after pip install -e .",
               file=sys.stderr)  # fmt: skip
         return 1
+    if first and not first.startswith("-") and first not in there:
+        near = get_close_matches(first, there, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(sorted(there))}"
+        print(f"sdpa-ref: error: unknown command {first!r}; {hint}", file=sys.stderr)
+        return 2
     parser = _parser(there)
     try:
         options = parser.parse_args(argv)

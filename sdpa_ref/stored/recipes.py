@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.extras import install
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.frozen import Frozen
 from sdpa_ref.stored.quantized import Quantized
@@ -286,7 +287,7 @@ class Float8(Recipe):
         try:
             import ml_dtypes  # noqa: F401
         except ImportError:
-            raise ModuleNotFoundError("float8 needs ml_dtypes: pip install 'sdpa-ref[half]'") from None
+            raise ModuleNotFoundError(f"float8 needs ml_dtypes: {install('half')}") from None
 
     @property
     def codes_dtype(self) -> Any:
