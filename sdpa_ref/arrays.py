@@ -185,7 +185,7 @@ def _from_device(name: str, value: Any) -> Array:
 
 
 def _from_torch(torch: Any, tensor: Any) -> Array:
-    """Return a tensor by its own `numpy`, which refuses what has no memory or a meaning that DLPack does not tell."""
+    """Return a tensor by its own `numpy`, which refuses what DLPack would pass on wrongly."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError("it requires a gradient; use tensor.detach()")
     tensor = tensor.detach().resolve_neg()

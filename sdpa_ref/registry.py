@@ -64,7 +64,7 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
     if backend.ARRAYS != problem.kind:
         raise TypeError(
             f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; "
-            "nothing is moved between host and device behind your back"
+            "nothing is moved between host and device"
         )
     reason = _refusal(backend, problem, task)
     if reason is not None:

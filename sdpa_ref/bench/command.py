@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=_PEERS,
         metavar="NAME,...",
-        help='whom to compare with, "" for nobody (default: %(default)s)',
+        help='libraries to compare with, "" for none (default: %(default)s)',
     )
     parser.add_argument(
         "--backend",
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help='names or patterns such as "decode*" (default: all)',
     )
-    parser.add_argument("--threads", type=_count, metavar="N", help="for everybody alike (default: one a processor)")
+    parser.add_argument("--threads", type=_count, metavar="N", help="for all libraries (default: one a processor)")
     parser.add_argument(
         "--seconds",
         type=_seconds,
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that was asked for, ready for JSON; tell how far it is on the error stream."""
+    """Return everything that was asked for, ready for JSON; print the progress to the error stream."""
     from sdpa_ref.bench import calls, process, report, stored
 
     names, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
@@ -133,7 +133,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
                 rows.append(report.judged(found, backends[0], peers))
             times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(found).items())
             name = found.get("case") or found.get("loop") or found["stored"]
-            print(f"{len(rows) + len(loops) + len(stores)}/{len(names)} {name}: {times or 'nobody'}", file=sys.stderr)
+            print(f"{len(rows) + len(loops) + len(stores)}/{len(names)} {name}: {times or 'none'}", file=sys.stderr)
         for backend in backends if options.memory else ():
             memory += process.results({"memory": options.memory, "backend": backend, "threads": threads})
     except RuntimeError as error:

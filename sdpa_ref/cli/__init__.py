@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code of a command line: 0, 1 where the command failed, 2 where it was called wrongly.
 
     It is 1 as well where standard output cannot be written, as on a full disk; 141 where its reader has gone, as
-    `head` does; 130 after Ctrl-C. A closed standard output is as one that nobody reads.
+    `head` does; 130 after Ctrl-C. A closed standard output discards what is written.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def _is_here(module: str) -> bool:
 
 
 def _open_streams() -> None:
-    """Give closed streams a place that nobody reads, and open ones a way to write any character."""
+    """Replace closed streams by the null device, and let open ones write any character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # for the whole process

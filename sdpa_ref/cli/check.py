@@ -1,4 +1,4 @@
-"""``sdpa-ref check``: the conformance suite on anybody's attention."""
+"""``sdpa-ref check``: the conformance suite for any implementation of attention."""
 
 import argparse
 import json

@@ -20,7 +20,7 @@ from sdpa_ref.cli.output import write
 from sdpa_ref.cli.stages import PATCH, SIDE, Measurement, measure, stages
 from sdpa_ref.extras import install
 
-HELP = "run attention on a photo, a sentence and a feature map, and draw what looks at what"
+HELP = "run attention on a photo, a sentence and a feature map, and draw the attention weights"
 EXAMPLES = """examples:
   sdpa-ref demo
   sdpa-ref demo --text "the cat sat on the mat" --out pictures

@@ -45,12 +45,12 @@ def safetensors() -> Any:
 
 def _of_file(path: Path) -> dict[str, Array]:
     with suppress(ImportError):
-        import ml_dtypes  # noqa: F401  # from here on NumPy knows bfloat16
+        import ml_dtypes  # noqa: F401  # makes bfloat16 a type of NumPy
     try:
         entries: dict[str, Array] = safetensors().load_file(path)
     except (OSError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the class is SafetensorError, or what NumPy says of a type it does not know
+    except Exception as error:  # the class is SafetensorError, or an error of NumPy for an unknown type
         raise ValueError(f"NumPy cannot read {path} as a safetensors file: {_explained(path, error)}") from None
     return entries
 

@@ -34,7 +34,7 @@ def checked_weights(
     sizes = {**given, **_told([(expected[name], array.shape) for name, array in arrays.items()], given)}
     for name, array in arrays.items():
         shape = None
-        with suppress(KeyError):  # a size that no shape tells
+        with suppress(KeyError):  # a size that follows from no shape
             shape = shape_of(expected[name], sizes)
         if array.shape != shape:
             numbers = "" if shape is None else f" = {shape}"

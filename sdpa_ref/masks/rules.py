@@ -179,7 +179,7 @@ class QueryLengths(_PerEntry):
 
 @rule
 class Prefix(_PerEntry):
-    """Causal, with a prefix that everybody sees: ``j < n[b]`` or ``j <= p`` (prefix language model).
+    """Causal, with a prefix that every query sees: ``j < n[b]`` or ``j <= p`` (prefix language model).
 
     Parameters
     ----------

@@ -94,7 +94,7 @@ class Cache(Slots):
         lengths = self._over_batch(self._used)
         if type(lengths) is int:
             return (KeyLengths(lengths),)
-        rule = object.__new__(KeyLengths)  # what it would check is known, and nobody writes to these
+        rule = object.__new__(KeyLengths)  # its checks are done already, and these are never written to
         lengths.setflags(write=False)
         rule.__dict__["n"] = lengths
         return (rule,)
@@ -203,7 +203,7 @@ class Cache(Slots):
         mask : Mask or bool array, optional
             Joined to that of the cache, over slots.
         **options
-            Those of `sdpa`, except for `query_offset`, `key_positions` and `layout`, which the cache knows. A tied
+            Those of `sdpa`, except for `query_offset`, `key_positions` and `layout`, which the cache sets. A tied
             cache needs `scale`: the width of what was projected is not that of the key.
 
         Raises

@@ -17,7 +17,7 @@ from sdpa_ref.stored.rows import Index
 
 VERSION = 1
 _RECIPES: dict[str, Callable[..., Recipe]] = {recipe.__name__: recipe for recipe in (Int8, Int4, Float8)}
-_TYPES: dict[str, tuple[type, ...]] = {  # what a file tells of a cache
+_TYPES: dict[str, tuple[type, ...]] = {  # what a file describes of a cache
     "version": (int,), "kind": (str,), "batch": (list,), "heads": (int,), "E": (int,), "Ev": (int,), "dtype": (str,),
     "tied": (bool,), "layout": (str,), "capacity": (int, type(None)), "window": (int, type(None)), "first": (int,),
     "slack": (int,), "store": (list,), "page": (int, type(None)),
@@ -55,7 +55,7 @@ class Entries:
         )
 
     def _parsed(self, kind: str) -> dict[str, Any]:
-        """Return what the entries tell of the cache."""
+        """Return what the entries describe of the cache."""
         try:
             about = as_array("about", self._entries["about"])
             told = json.loads(about.tobytes() if about.dtype == np.uint8 and about.ndim == 1 else b"")
