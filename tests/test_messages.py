@@ -237,3 +237,20 @@ def test_bad_place_to_look_at():
         Causal().explain(4, 0, 4, 4)
     with pytest.raises(ValueError, match=r"j must be in \[0, 4\), got -1"):
         Causal().explain(0, -1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "ours"),
+    [
+        ("past_key_values", r"cache\.append\(key, value\), then cache\.attend\(query\), of a KVCache"),
+        ("k_cache", r"cache\.append"),
+        ("kv_cache", r"cache\.append"),
+        ("cache_position", r"query_offset="),
+        ("page_table", r"Paged\(pages, table, lengths\)"),
+        ("block_tables", r"Paged\("),
+        ("k_scale", r"Quantized\(codes, scale\)"),
+    ],
+)
+def test_keywords_of_caches_are_led_to_ours(keyword, ours):
+    with pytest.raises(TypeError, match=f"^unknown keyword '{keyword}'; here it is .*{ours}"):
+        sdpa(Q, K, V, **{keyword: None})
