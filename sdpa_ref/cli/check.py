@@ -10,7 +10,7 @@ from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.output import write
 from sdpa_ref.extras import install
 
-HELP = "hold an implementation of attention to the laws of this project"
+HELP = "test an implementation of attention against the laws of this project"
 EXAMPLES = """examples:
   sdpa-ref check numba
   sdpa-ref check torch --seconds 60 --html torch.html

@@ -234,12 +234,12 @@ class Chunked(Mask):
 
 @rule
 class FirstTokens(Mask):
-    """The first keys, visible from everywhere: ``j < n``.
+    """The first keys, visible to every query: ``j < n``.
 
     Parameters
     ----------
     n : int
-        How many keys, at least 0; more than there are is all of them.
+        How many keys, at least 0; a number above S means all.
 
     Notes
     -----

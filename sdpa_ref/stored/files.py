@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def entries_of(cache: Cache) -> dict[str, Array]:
-    """Return the tokens of a cache that were not let go, and what it is, as arrays by name."""
+    """Return the tokens of a cache that were not dropped, and what it is, as arrays by name."""
     import json  # only caches that are saved need it: so are the imports below
 
     b, p = cache._kept()
@@ -124,7 +124,7 @@ class Entries:
             raise ValueError(f"the cache that was saved is another one: {faults}")
 
     def tokens(self, geometry: Geometry, first: int) -> tuple[Index, Index, Parts]:
-        """Return the length of each row, how many tokens it has let go, and those that it kept."""
+        """Return the length of each row, how many tokens it has dropped, and those that it kept."""
         batch = tuple(self.told["batch"])
         lengths, kept = self._array("lengths", batch, np.int64), self._array("kept", batch, np.int64)
         lost = (lengths - kept).ravel()

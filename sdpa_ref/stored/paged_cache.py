@@ -149,7 +149,7 @@ class PagedCache(Cache):
         self._table[b, columns] = self._pool._taken(len(b))
 
     def _evicted(self, moved: Index) -> Any:
-        """Return which entries of the table hold what is let go when rows move by so many slots."""
+        """Return which entries of the table hold what is dropped when rows move by so many slots."""
         columns, fixed = np.arange(self._table.shape[1]), self._fixed // self._granule
         return (columns >= fixed) & (columns < fixed + (moved // self._granule)[:, None])
 

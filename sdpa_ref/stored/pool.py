@@ -84,7 +84,7 @@ class PagePool:
         Parameters
         ----------
         batch, window, first, slack
-            As in `KVCache`. A window lets go of whole pages.
+            As in `KVCache`. A window drops whole pages.
         """
         return PagedCache(self, batch, window, first, slack)
 
