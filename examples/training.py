@@ -25,6 +25,7 @@ def needed():
 
 
 with needed():
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 
@@ -103,7 +104,9 @@ def train(loss_of, steps, rate, rng, title):
     """
     adam, losses = Adam(), []
     columns = "{task.description}", BarColumn(), "{task.completed}/{task.total}", TimeElapsedColumn()
-    with Progress(*columns, "loss {task.fields[loss]}") as progress:
+    console = Console()
+    tenth = -(-steps // 10)
+    with Progress(*columns, "loss {task.fields[loss]}", console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=steps, loss="...")
         for step in range(steps):
             tape = Tape(rng)
@@ -111,8 +114,10 @@ def train(loss_of, steps, rate, rng, title):
             schedule = min(1, (step + 1) / (0.1 * steps)) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
             adam.update(tape.gradients(loss), rate * schedule)
             losses.append(float(loss))
-            progress.update(task, advance=1, loss=f"{np.mean(losses[-20:]):.3f}")
-    tenth = -(-steps // 10)
+            mean = f"{np.mean(losses[-20:]):.3f}"
+            progress.update(task, advance=1, loss=mean)
+            if not console.is_terminal and (step + 1) % tenth == 0:
+                print(f"{title}: step {step + 1} of {steps}, loss {mean}", flush=True)
     first, last = np.mean(losses[:tenth]), np.mean(losses[-tenth:])
     print(f"loss: {first:.3f} in the first tenth of the steps, {last:.3f} in the last")
     return losses

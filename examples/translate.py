@@ -1,4 +1,4 @@
-"""Learns to translate German into English from 430 short phrases, and shows which words it looks at.
+"""Learns to translate German into English from 430 short phrases, and shows which words it attends to.
 
 Run it with ``python examples/translate.py``. Some phrases are held out, and tell how well it puts known words together.
 """
@@ -152,7 +152,7 @@ def draw(pairs, path):
         ax.imshow(weights, cmap="Blues", vmin=0, vmax=1)
         ax.set_xticks(range(len(german)), german, rotation=60)
         ax.set_yticks(range(len(english)), english)
-    figure.suptitle("Which German words each English word looks at")
+    figure.suptitle("Attention weights: English words (rows) over German words")
     figure.savefig(path, dpi=70)
 
 

@@ -1,4 +1,4 @@
-"""Learns to read handwritten digits with a small vision transformer, and shows which parts of a digit it looks at.
+"""Learns to read handwritten digits with a small vision transformer, and shows which parts of a digit it attends to.
 
 Run it with ``python examples/vit_digits.py``. The images are real, 8 x 8 pixels each, and come with scikit-learn.
 """
@@ -58,7 +58,7 @@ def shifted(images, rng):
 
 
 def draw(images, weights, said, path):
-    """Write the picture of where the gatherer looks: a digit in each column, a head in each row."""
+    """Write the picture of the attention of the gathering token: a digit in each column, a head in each row."""
     rows = 1 + weights.shape[1]
     figure = Figure(figsize=(1.1 * len(images), 1.15 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, len(images))
@@ -72,7 +72,7 @@ def draw(images, weights, said, path):
         axis.set_ylabel(f"head {row - 1}" if row else "image")
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
-    figure.suptitle("What it reads, and the patches it looks at for it")
+    figure.suptitle("What it reads, and the attention weights of the patches")
     figure.savefig(path, dpi=70)
 
 
@@ -98,10 +98,10 @@ def main():
     for digit, truth in [(s, t) for s, t in zip(said, digits[test], strict=True) if s != t][:10]:
         print(f"  read {digit}, and it is {truth}")
     shown = [list(digits[test]).index(digit) for digit in range(10)]
-    looks = tape.attention(model.blocks[-1].attention)[shown, :, 0, 1:]
+    attended = tape.attention(model.blocks[-1].attention)[shown, :, 0, 1:]
     path = given.out / "vit_digits.png"
-    draw(images[test][shown], looks, said[shown], path)
-    print(f"where it looks: {path}")
+    draw(images[test][shown], attended, said[shown], path)
+    print(f"the attention weights: {path}")
 
 
 if __name__ == "__main__":

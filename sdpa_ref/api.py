@@ -137,7 +137,7 @@ def sdpa_state(
     ----------
     query, key, value, mask, bias, scale, softcap, query_offset, key_positions, score_mod, dropout, layout, backend, out
         As in `sdpa`. There is no `sink`: merge the states, then add it once with `AttentionState.with_sink`.
-        Under `Causal`, `Window` and whatever else depends on the position, the `query_offset` of a piece of the keys is
+        Under `Causal`, `Window` and others that depend on the position, the `query_offset` of a piece of the keys is
         that of the whole, as a number, less the first key of the piece: "end" would align each piece for itself.
 
     Returns

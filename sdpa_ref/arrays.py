@@ -8,11 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sdpa_ref.extras import install
+
 Array: TypeAlias = Any  # a NumPy or CuPy array; the two share the interface that the core uses
 FLOATS = "float16, bfloat16, float32 or float64"
-_FILL = "fill what is masked, as with value.filled(0), and say with mask= which keys a query may attend to"
 _UNMASK = {
-    "mask": "mask.filled(False) if nobody may attend where it is masked",
+    "key": "pass key.filled(0), and the keys that count as mask=",
+    "value": "pass value.filled(0), and the keys that count as mask=",
+    "mask": "mask.filled(False) drops the pairs where it is masked",
     "bias": "bias.filled(-numpy.inf) drops the keys where it is masked",
 }
 _REFUSALS = (
@@ -29,7 +32,8 @@ def as_array(name: str, value: Any) -> Array:
     if type(value) is np.ndarray or kind(value) == "cupy":
         return value
     if _is_masked(value):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost: {_UNMASK.get(name, _FILL)}")
+        hint = _UNMASK.get(name, f"pass {name}.filled(0), or another number, in its place")
+        raise TypeError(f"{name} is a masked array, whose mask would be lost: {hint}")
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         return _from_dlpack(name, value)
     if hasattr(value, "__cuda_array_interface__"):
@@ -37,6 +41,8 @@ def as_array(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except _REFUSALS as error:
+        if hasattr(value, "dtype"):  # a tracer of a library without DLPack
+            raise _not_taken(name, value, error) from None
         raise TypeError(f"{name} must be an array, got {type(value).__name__} ({error})") from None
     if array.dtype == object:
         raise TypeError(f"{name} must be an array of numbers, got {_described(value, array)}")
@@ -179,7 +185,7 @@ def _from_device(name: str, value: Any) -> Array:
 
 
 def _from_torch(torch: Any, tensor: Any) -> Array:
-    """Return a tensor by its own `numpy`, which refuses what has no memory or a meaning that DLPack does not tell."""
+    """Return a tensor by its own `numpy`, which refuses what DLPack would pass on wrongly."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError("it requires a gradient; use tensor.detach()")
     tensor = tensor.detach().resolve_neg()
@@ -190,7 +196,7 @@ def _from_torch(torch: Any, tensor: Any) -> Array:
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        raise TypeError("NumPy knows bfloat16 with ml_dtypes: pip install 'sdpa-ref[half]'") from None
+        raise TypeError(f"bfloat16 arrays need ml_dtypes: {install('half')}") from None
     return bits.view(bfloat16)
 
 

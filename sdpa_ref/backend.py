@@ -360,7 +360,7 @@ class Backend(Protocol):
         ...
 
     def warmup(self) -> dict[str, Callable[[], object]]:
-        """Return functions that compile ahead what first calls would wait for, by what is shown meanwhile.
+        """Return functions that each compile a kernel ahead of the first call, by the names to show.
 
         An OSError says that the result could not be kept.
         """

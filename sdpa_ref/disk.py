@@ -1,7 +1,7 @@
 """What backends keep on disk between processes: compiled code, each piece a file that is whole or not there.
 
 A directory belongs to one version of all that its files depend on, so nothing in it is ever out of date. Its files are
-loaded as code, so they are read only where nobody but the user and root can have written them. Only files that this
+loaded as code, so they are read only where only the user and root can have written them. Only files that this
 module can recognise as its own are ever deleted. Whatever goes wrong is an OSError, which costs time and nothing else.
 """
 
@@ -49,7 +49,7 @@ def directory(kind: str, version: bytes) -> Path:
     """
     try:
         root = Path(os.environ.get(VARIABLE) or _users_cache()).expanduser().absolute()
-    except RuntimeError:  # no home, or that of a user who is unknown
+    except RuntimeError:  # no home, or an unknown user
         raise OSError(f"there is no home folder; set {VARIABLE} to a folder without ~") from None
     return root / kind / hashlib.sha256(version).hexdigest()[:16]
 
@@ -74,7 +74,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def is_trusted(file: Path) -> bool:
-    """Return whether there is such a file, and nobody but the user and root can have written it."""
+    """Return whether there is such a file, and only the user and root can have written it."""
     try:
         check(file.parent)
         _check(file, file.lstat())
@@ -84,7 +84,7 @@ def is_trusted(file: Path) -> bool:
 
 
 def check(folder: Path) -> None:
-    """Raise an OSError unless the folder is there, and nobody but the user and root can put files into it.
+    """Raise an OSError unless the folder is there, and only the user and root can put files into it.
 
     Nor may others rename it or a folder above, which they cannot in a folder with the sticky bit, such as ``/tmp``.
     """
@@ -117,7 +117,7 @@ def state(directory: Callable[[], Path]) -> State:
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """Give a path to write to that becomes `file` in one step for all who read or write it; old versions go."""
+    """Give a path to write to that becomes `file` in one step; then delete the oldest versions."""
     prepare(file.parent)
     part = file.with_name(f".sdpa-ref-{uuid.uuid4().hex}{file.suffix}")
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from sdpa_ref.backend import Backend, Problem
+from sdpa_ref.extras import install
 
 GROUP = "sdpa_ref.backends"
 _OWN = {"cupy": "sdpa_cupy", "numba": "sdpa_numba"}
@@ -63,7 +64,7 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
     if backend.ARRAYS != problem.kind:
         raise TypeError(
             f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; "
-            "nothing is moved between host and device behind your back"
+            "nothing is moved between host and device"
         )
     reason = _refusal(backend, problem, task)
     if reason is not None:
@@ -122,6 +123,8 @@ def _module(name: str) -> Backend:
     except ImportError as error:
         if (error.name or "").startswith(_entry_points()[name].module + "."):
             raise  # a fault inside the backend is not something to install
-        package = "sdpa-ref-cupy" if error.name == _OWN["cupy"] else f"'sdpa-ref[{name}]'"
-        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}; try: pip install {package}") from error
+        command = "pip install sdpa-ref-cupy (in a checkout: pip install ./backends)"
+        if error.name != _OWN["cupy"]:
+            command = install(name)
+        raise BackendUnavailable(f"backend {name!r} cannot be loaded: {error}; try: {command}") from error
     return backend

@@ -8,7 +8,10 @@ from sdpa_ref.options import Options
 OURS = (*Options.__annotations__, "grad_lse")
 
 _CAUSAL = 'mask=Causal(), with query_offset="start" or "end" where L and S differ'
-_CACHE = "keys and values with the past before them, and query_offset=past_length"
+_CACHE = "cache.append(key, value), then cache.attend(query), of a KVCache: docs/serving.md"
+_PAST = _CACHE + "; or keys and values with the past before them, and query_offset=past_length"
+_PAGES = "key=Paged(pages, table, lengths), and value= likewise"
+_SCALED = "key=Quantized(codes, scale), and value= likewise"
 _WINDOW = "mask=Window(left, right), both inclusive and None for open"
 _THEIRS = {
     "is_causal": _CAUSAL,
@@ -43,8 +46,16 @@ _THEIRS = {
     "learnable_sink": "sink=",
     "cache_seqlens": "mask=KeyLengths(n)",
     "cache_leftpad": "mask=KeyStarts(n)",
-    "past_key": _CACHE,
-    "past_value": _CACHE,
+    "cache_batch_idx": "key=k_cache[cache_batch_idx], or Paged(k_cache, cache_batch_idx[:, None], lengths)",
+    "cache_position": "query_offset=, or cache.attend(query) of a KVCache, which has the positions",
+    **dict.fromkeys(("past_key", "past_value", "past_kv", "layer_past"), _PAST),
+    **dict.fromkeys(("past_key_value", "past_key_values", "present_key", "present_value"), _PAST),
+    **dict.fromkeys(("kv_cache", "k_cache", "v_cache", "key_cache", "value_cache", "use_cache", "cache"), _CACHE),
+    **dict.fromkeys(("block_table", "block_tables", "page_table", "page_indices", "paged_kv_cache"), _PAGES),
+    **dict.fromkeys(("k_descale", "v_descale", "k_scale", "v_scale"), _SCALED),
+    **dict.fromkeys(("key_scale", "value_scale", "kv_scales"), _SCALED),
+    "q_descale": "query multiplied by it, in float16 or wider",
+    "cu_seqlens": "mask=Packed(lengths), where lengths are np.diff(cu_seqlens)",
     "seqlens_k": "mask=KeyLengths(n)",
     "key_value_seq_lengths": "mask=KeyLengths(n)",
     "query_seq_lengths": "mask=QueryLengths(n)",

@@ -17,11 +17,11 @@ class AttentionState:
     ``a + b`` is attention over the union of two disjoint sets of keys. The sum is commutative, and `empty` is its
     identity, so that any split of the keys, merged in any order, equals the whole within rounding.
 
-    In an lse the logarithm of the sum drowns beside a large maximum. A state that was computed here, by `sdpa_state` or
-    as a sum of states, remembers the two apart, and merges exactly at every size of score; one that is made of `output`
-    and `lse` is what these say.
+    In an lse the logarithm of the sum is lost in rounding beside a large maximum. A state from `sdpa_state`, or a sum
+    of states, keeps the two apart, and merges exactly at every size of score. One that is made of `output` and `lse`
+    has the precision of these.
 
-    Under `Causal`, `Window` and whatever else depends on the position, each piece needs its own `query_offset`: that of
+    Under `Causal`, `Window` and other masks that depend on positions, each piece needs its own `query_offset`: that of
     the whole, as a number, less the first key of the piece. "end" would align each piece for itself.
 
     Attributes

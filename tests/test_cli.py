@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -234,7 +235,8 @@ def test_version_and_help(capsys):
 
 def test_no_command_is_wrong(capsys):
     assert refused(capsys).startswith("usage: sdpa-ref ")
-    assert "invalid choice: 'mesk'" in refused(capsys, "mesk")
+    assert "unknown command 'mesk'; did you mean mask?" in refused(capsys, "mesk")
+    assert "unknown command 'xyz'; the commands are bench, check" in refused(capsys, "xyz")
 
 
 def test_console_that_lacks_characters(monkeypatch):
@@ -283,3 +285,18 @@ def test_streams_that_are_closed_or_full(line, streams):
     allowed = {1} if full else {2} if line == "-x" else {0}
     assert done.returncode in allowed | ({0} if line == "--version" else set())  # argparse itself ignores it
     assert ("No space left" in done.stderr) == (full and done.returncode == 1)
+
+
+def test_warmup_needs_no_extra_for_its_progress(capsys, monkeypatch):
+    """In a pipe it prints one line for each kernel, without rich."""
+    compiled = []
+    steps = {name: lambda name=name: compiled.append(name) for name in ("one", "two")}
+    backend = SimpleNamespace(TASKS={"warmup"}, warmup=lambda: steps)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sdpa_ref, "names", lambda: ("numba",))
+    monkeypatch.setattr(sdpa_ref, "load", lambda name: backend)
+    assert main(["warmup"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "2 kernels are ready\n"
+    assert err == "1 of 2, numba: one\n2 of 2, numba: two\n"
+    assert compiled == ["one", "two"]

@@ -173,7 +173,7 @@ assert main(["demo", "--out", "out"]) == 1
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("sdpa-ref demo: error: the demo needs rich and matplotlib")
-    assert done.stderr.endswith('pip install "sdpa-ref[demo]"\n')
+    assert done.stderr.endswith('pip install "sdpa-ref[demo]" (in a checkout: pip install -e ".[demo]")\n')
     assert not (tmp_path / "out").exists()
 
 

@@ -76,6 +76,22 @@ def test_links_lead_somewhere(name):
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{name}: {link}"
 
 
+MARKDOWN = {
+    file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+    for file in ROOT.rglob("*.md")
+    if not any(part.startswith((".", "_build")) or part == "node_modules" for part in file.relative_to(ROOT).parts)
+}
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_markdown_is_wrapped_at_120(name):
+    """Tables, code, and words that are longer than that, such as addresses, aside."""
+    prose = re.sub(r"^( *```).*?^\1", "", MARKDOWN[name], flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
+    breakable = [line for line in long if " " in line.strip()[:120].removeprefix("- ")]
+    assert not breakable
+
+
 @pytest.mark.parametrize("module", [sdpa_ref, sdpa_ref.layers, sdpa_ref.testing], ids=lambda module: module.__name__)
 def test_public_names_are_documented(module):
     text = TEXTS["docs/api.md"]

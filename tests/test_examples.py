@@ -35,6 +35,7 @@ def test_quick_run_learns_and_draws(name, trainings, tmp_path):
     others |= {"PYTHONPATH": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
     printed, losses = run(name, tmp_path / "new", "--quick", **others)
     assert len(losses) == trainings
+    assert len(re.findall(r": step \d+ of \d+, loss \d", printed)) >= 5 * trainings  # there is no terminal
     assert all(last < first for first, last in losses)
     (picture,) = (tmp_path / "new").iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")

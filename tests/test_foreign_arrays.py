@@ -108,8 +108,21 @@ class Tracer:
         raise RuntimeError("abstract tracer\nin many lines")
 
 
+class TracerWithoutDLPack:
+    """As an array of JAX within jit, where NumPy's conversion is all that it has."""
+
+    dtype = np.dtype(np.float32)
+
+    def __array__(self, *_, **__):
+        raise TypeError("abstract tracer")
+
+
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("array", [Tracer(), OnSeveralDevices(np.ones(4), "gpu")], ids=["tracer", "on a device"])
+@pytest.mark.parametrize(
+    "array",
+    [Tracer(), TracerWithoutDLPack(), OnSeveralDevices(np.ones(4), "gpu")],
+    ids=["tracer", "tracer without DLPack", "on a device"],
+)
 def test_what_numpy_cannot_take_is_an_error_that_names_the_argument_and_the_page(place, array):
     name, call = PLACES[place]
     with pytest.raises(TypeError, match=name) as caught:

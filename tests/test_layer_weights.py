@@ -103,6 +103,24 @@ def test_rule_30_one_error_lists_all_that_is_wrong():
     ]
 
 
+@pytest.mark.parametrize("name", ["encoder.layer.{}.output.weight", "layer{}.weight", "block{}_weight"])
+def test_rule_30_a_whole_model_is_an_error_of_few_lines(name):
+    with pytest.raises(ValueError, match="MultiHeadAttention cannot take these weights") as error:
+        MultiHeadAttention.from_state_dict({name.format(i): np.zeros(6) for i in range(109)}, num_heads=3)
+    lines = str(error.value).splitlines()
+    assert lines[1:5] == [f"  missing: {part}.weight" for part in ("query", "key", "value", "output")]
+    assert len(lines) <= 13
+    counted = sum(int((re.search(r"(\d+) (?:more )?entries", line) or [0, 1])[1]) for line in lines[5:])
+    assert counted == 109
+
+
+@pytest.mark.parametrize("chosen", [("output",), ("query", "value"), ()])
+def test_rule_30_any_projection_may_have_a_bias(chosen):
+    entries = MultiHeadAttention(6, 3, bias=chosen).state_dict()
+    assert {name.removesuffix(".bias") for name in entries if name.endswith(".bias")} == set(chosen)
+    assert MultiHeadAttention.from_state_dict(entries, num_heads=3).state_dict().keys() == entries.keys()
+
+
 @pytest.mark.parametrize(
     ("layer", "entries", "message"),
     [
@@ -175,7 +193,10 @@ def test_rule_30_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 def test_rule_30_without_safetensors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     for call in (Linear(3, 2).save, Linear.load):
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'sdpa-ref\[weights\]'"):
+        with pytest.raises(
+            ModuleNotFoundError,
+            match=r'pip install "sdpa-ref\[weights\]" \(in a checkout: pip install -e "\.\[weights\]"\)',
+        ):
             call(tmp_path / "x")
 
 

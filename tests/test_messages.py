@@ -45,6 +45,7 @@ CALLS = {
     "text": ({"query": "abc"}, TypeError, ["query must be"]),
     "ragged lists": ({"key": RAGGED}, TypeError, ["key must be an array", "got list"]),
     "masked array": ({"key": np.ma.masked_less(K, 0)}, TypeError, ["key is a masked array", r"\.filled\(0\)", "mask="]),
+    "masked query": ({"query": np.ma.masked_less(Q, 0)}, TypeError, [r"would be lost: pass query\.filled\(0\), or "]),
     "rank 1": ({"query": Q[0, 0, 0]}, ValueError, ["query must have at least 2 axes", "H, length, width", r"\(4,\)"]),
     "rank 0": ({"value": np.float32(1)}, ValueError, ["value must have at least 2 axes", r"\(\)"]),
     "heads": ({"query": Q[:, :4]}, ValueError, ["Hq = 4 must be a multiple of .* Hkv = 3", r"query \(2, 4, 5, 4\)"]),
@@ -236,3 +237,20 @@ def test_bad_place_to_look_at():
         Causal().explain(4, 0, 4, 4)
     with pytest.raises(ValueError, match=r"j must be in \[0, 4\), got -1"):
         Causal().explain(0, -1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "ours"),
+    [
+        ("past_key_values", r"cache\.append\(key, value\), then cache\.attend\(query\), of a KVCache"),
+        ("k_cache", r"cache\.append"),
+        ("kv_cache", r"cache\.append"),
+        ("cache_position", r"query_offset="),
+        ("page_table", r"Paged\(pages, table, lengths\)"),
+        ("block_tables", r"Paged\("),
+        ("k_scale", r"Quantized\(codes, scale\)"),
+    ],
+)
+def test_keywords_of_caches_are_led_to_ours(keyword, ours):
+    with pytest.raises(TypeError, match=f"^unknown keyword '{keyword}'; here it is .*{ours}"):
+        sdpa(Q, K, V, **{keyword: None})

@@ -94,6 +94,13 @@ def test_wheel_has_the_packages_and_nothing_else(wheel):
     assert contents(wheel) == {"sdpa_x/__init__.py"}.union(*map(shipped, packages))
 
 
+def test_wheel_has_these_at_its_top(wheel):
+    tops = {name.partition("/")[0] for name in contents(wheel)} - {"sdpa_x"}
+    assert tops == {"sdpa_ref", "sdpa_numba", "sdpa_pytest"}
+    inside = {name.split("/")[1] for name in contents(wheel) if name.startswith("sdpa_ref/")}
+    assert {name for name in inside if "." not in name} == {"_problem", "cli", "layers", "masks", "stored", "testing"}
+
+
 def test_wheel_of_cupy_has_that_and_nothing_else(wheel_of_cupy):
     assert contents(wheel_of_cupy) == shipped("sdpa_cupy")
 
@@ -132,6 +139,16 @@ def test_two_wheels_have_the_cupy_backend(wheel, wheel_of_cupy, tmp_path):
     found = python(ask + "\nimport sdpa_cupy; print(sdpa_cupy.__file__)", path=tmp_path)
     assert "pip install sdpa-ref-cupy" not in found
     assert str(tmp_path) in found
+
+
+def test_files_of_a_release():
+    """They are there, and agree with the package."""
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", cited, re.MULTILINE)[1] == sdpa_ref.__version__
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(r"^license: (.*)$", cited, re.MULTILINE)[1] == "Apache-2.0"
+    for name in ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"):
+        assert (ROOT / name).stat().st_size > 200, name
 
 
 def test_wheel_says_what_it_needs(wheel):

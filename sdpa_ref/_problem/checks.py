@@ -1,4 +1,4 @@
-"""The errors of arguments other than masks: each check returns the canonical form or says what would be right."""
+"""Errors of arguments other than masks: each check returns the canonical form or raises an error with the remedy."""
 
 import sys
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, 
 
 
 def native(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the array in this type; a copy only where type or byte order ask for it."""
+    """Return the array in this type; a copy only where type or byte order differ."""
     if type(array) is Stored or array.dtype == dtype:
         return array
     return ieee(array.astype)(dtype)
@@ -191,7 +191,7 @@ def _overlaps_itself(array: Array) -> bool:
 
 
 def _overlap(a: Array, b: Array) -> bool:
-    """Return whether two arrays share memory, or may do so as far as a short search tells."""
+    """Return whether two arrays share memory, or may do so as far as a short search finds."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
         if kind(a) != kind(b):
             return False
@@ -203,7 +203,7 @@ def _overlap(a: Array, b: Array) -> bool:
 
 
 def _addresses(array: Array) -> Array:
-    """Return a NumPy array where a CuPy array lies, which nobody may read, to be asked about its memory."""
+    """Return a NumPy array at the address of a CuPy array, to compare their memory; it must not be read."""
     if type(array) is np.ndarray or kind(array) == "numpy":
         return array
     described = {

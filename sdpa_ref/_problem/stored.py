@@ -70,7 +70,7 @@ def check_tables(form: Form, visible: Band | Intervals | None, L: int, S: int, *
 
 
 def in_range(table: Array, N: int) -> bool:
-    """Return whether all numbers of a table are in [0, N), by one look: a negative number is a large unsigned one."""
+    """Return whether all numbers of a table are in [0, N), in one comparison: as unsigned, a negative one is large."""
     if table.dtype.kind == "i" and table.flags.c_contiguous:
         table = table.view(table.dtype.str.replace("i", "u"))
     return bool(table.size == 0 or (table.max() < N and table.dtype.kind == "u"))

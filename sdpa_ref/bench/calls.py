@@ -17,7 +17,7 @@ Found = dict[str, Any]
 
 
 def measure(loop: Loop, names: list[str], threads: int, seconds: float) -> Found:
-    """Return the seconds a call that everybody takes for a loop, ready for JSON; who is wrong is not timed.
+    """Return the seconds a call that each contender takes for a loop, ready for JSON; a wrong one is not timed.
 
     Parameters
     ----------

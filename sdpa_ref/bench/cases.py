@@ -123,7 +123,7 @@ class Truth:
 def inputs(case: Case) -> Inputs:
     """Return normally distributed inputs, the same in every run."""
     if case.dtype == "bfloat16":
-        import ml_dtypes  # noqa: F401  NumPy knows the name from here on
+        import ml_dtypes  # noqa: F401  makes bfloat16 a type of NumPy
     rng = np.random.default_rng(0)
     sizes = (case.Hq, case.L), (case.Hkv, case.S), (case.Hkv, case.S)
     query, key, value = (rng.standard_normal((case.B, *size, case.E), np.float32).astype(case.dtype) for size in sizes)

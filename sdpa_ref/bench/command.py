@@ -14,6 +14,7 @@ import sdpa_ref
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import collect, unusable
 from sdpa_ref.cli.output import write
+from sdpa_ref.extras import install
 
 HELP = "time attention against PyTorch, ONNX Runtime, OpenVINO and JAX"
 EXAMPLES = """examples:
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=_PEERS,
         metavar="NAME,...",
-        help='whom to compare with, "" for nobody (default: %(default)s)',
+        help='libraries to compare with, "" for none (default: %(default)s)',
     )
     parser.add_argument(
         "--backend",
@@ -50,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help='names or patterns such as "decode*" (default: all)',
     )
-    parser.add_argument("--threads", type=_count, metavar="N", help="for everybody alike (default: one a processor)")
+    parser.add_argument("--threads", type=_count, metavar="N", help="for all libraries (default: one a processor)")
     parser.add_argument(
         "--seconds",
         type=_seconds,
@@ -100,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return everything that was asked for, ready for JSON; tell how far it is on the error stream."""
+    """Return everything that was asked for, ready for JSON; print the progress to the error stream."""
     from sdpa_ref.bench import calls, process, report, stored
 
     names, backends, peers = _cases(options.cases), _backends(options.backend), _peers(options.peers)
@@ -132,7 +133,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
                 rows.append(report.judged(found, backends[0], peers))
             times = ", ".join(f"{name} {1e3 * time:.3g} ms" for name, time in report.times(found).items())
             name = found.get("case") or found.get("loop") or found["stored"]
-            print(f"{len(rows) + len(loops) + len(stores)}/{len(names)} {name}: {times or 'nobody'}", file=sys.stderr)
+            print(f"{len(rows) + len(loops) + len(stores)}/{len(names)} {name}: {times or 'none'}", file=sys.stderr)
         for backend in backends if options.memory else ():
             memory += process.results({"memory": options.memory, "backend": backend, "threads": threads})
     except RuntimeError as error:
@@ -192,7 +193,7 @@ def _cases(patterns: Sequence[str]) -> list[str]:
     chosen = [name for name in names if any(pattern == "all" or fnmatchcase(name, pattern) for pattern in patterns)]
     possible = [name for name in chosen if not name.endswith("bfloat16") or find_spec("ml_dtypes") is not None]
     if len(possible) < len(chosen):
-        print("without ml_dtypes there is no bfloat16: pip install 'sdpa-ref[half]'", file=sys.stderr)
+        print(f"the bfloat16 cases need ml_dtypes: {install('half')}", file=sys.stderr)
     return possible
 
 
@@ -220,7 +221,7 @@ def _peers(named: Sequence[str]) -> list[str]:
 
 def _needs(module: str, extra: str, wanted: bool) -> None:
     if wanted and find_spec(module) is None:
-        raise Failure(f"this needs {module}: pip install 'sdpa-ref[{extra}]'")
+        raise Failure(f"this needs {module}: {install(extra)}")
 
 
 def _names(text: str) -> list[str]:

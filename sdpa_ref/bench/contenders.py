@@ -1,4 +1,4 @@
-"""Who is timed: this library's backends and other libraries, each in every way it has to compute a case."""
+"""What is timed: this library's backends and other libraries, each in every way it has to compute a case."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What one process measures: a case with everybody in it, or the memory of a call."""
+"""What one process measures: a case with all contenders, or the memory of a call."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ Found = dict[str, Any]
 
 
 def measure(case: Case, names: list[str], threads: int, seconds: float) -> Found:
-    """Return what everybody takes for a case, ready for JSON; who cannot do it or is wrong is not timed.
+    """Return what each contender takes for a case, ready for JSON; one that cannot do it or is wrong is not timed.
 
     Parameters
     ----------

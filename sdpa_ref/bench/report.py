@@ -44,7 +44,7 @@ def judged(measured: Row, ours: str, peers: list[str]) -> Row:
 
 
 def times(row: Row) -> dict[str, float]:
-    """Return the median seconds of everybody who was timed."""
+    """Return the median seconds of everything that was timed."""
     return {name: found["median"] for name, found in row["contenders"].items() if "median" in found}
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code of a command line: 0, 1 where the command failed, 2 where it was called wrongly.
 
     It is 1 as well where standard output cannot be written, as on a full disk; 141 where its reader has gone, as
-    `head` does; 130 after Ctrl-C. A closed standard output is as one that nobody reads.
+    `head` does; 130 after Ctrl-C. A closed standard output discards what is written.
 
     Parameters
     ----------
@@ -77,6 +78,11 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"sdpa-ref {first}: error: it is no part of the wheel: run this in a checkout, after pip install -e .",
               file=sys.stderr)  # fmt: skip
         return 1
+    if first and not first.startswith("-") and first not in there:
+        near = get_close_matches(first, there, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(sorted(there))}"
+        print(f"sdpa-ref: error: unknown command {first!r}; {hint}", file=sys.stderr)
+        return 2
     parser = _parser(there)
     try:
         options = parser.parse_args(argv)
@@ -101,7 +107,7 @@ def _is_here(module: str) -> bool:
 
 
 def _open_streams() -> None:
-    """Give closed streams a place that nobody reads, and open ones a way to write any character."""
+    """Replace closed streams by the null device, and let open ones write any character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # for the whole process

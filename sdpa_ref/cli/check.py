@@ -1,4 +1,4 @@
-"""``sdpa-ref check``: the conformance suite on anybody's attention."""
+"""``sdpa-ref check``: the conformance suite for any implementation of attention."""
 
 import argparse
 import json
@@ -8,8 +8,9 @@ from typing import Any
 
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.output import write
+from sdpa_ref.extras import install
 
-HELP = "hold an implementation of attention to the laws of this project"
+HELP = "test an implementation of attention against the laws of this project"
 EXAMPLES = """examples:
   sdpa-ref check numba
   sdpa-ref check torch --seconds 60 --html torch.html
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from rich.console import Console
     except ImportError as error:
-        raise Failure(f'the suite needs {error.name}: pip install "sdpa-ref[test]"') from None
+        raise Failure(f"the suite needs {error.name}: {install('test')}") from None
     from sdpa_ref.testing import findings, report, runner
 
     target, laws = _target(options), _laws(options.property)

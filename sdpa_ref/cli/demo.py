@@ -18,8 +18,9 @@ from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.info import unusable
 from sdpa_ref.cli.output import write
 from sdpa_ref.cli.stages import PATCH, SIDE, Measurement, measure, stages
+from sdpa_ref.extras import install
 
-HELP = "run attention on a photo, a sentence and a feature map, and draw what looks at what"
+HELP = "run attention on a photo, a sentence and a feature map, and draw the attention weights"
 EXAMPLES = """examples:
   sdpa-ref demo
   sdpa-ref demo --text "the cat sat on the mat" --out pictures
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
         from sdpa_ref.cli import figures
     except ImportError as error:
-        raise Failure(f'the demo needs rich and matplotlib ({error}): pip install "sdpa-ref[demo]"') from None
+        raise Failure(f"the demo needs rich and matplotlib ({error}): {install('demo')}") from None
     words = _words(options.text)
     backends, unavailable = _backends(options.backend)
     photo = _photo(options.image)

@@ -30,7 +30,7 @@ def photo_picture(photo: Any, weights: Any, patch: int, queries: Sequence[tuple[
     patch : int
         Side of a patch.
     queries : sequence of (int, int)
-        Row and column of each patch that looks.
+        Row and column of each query patch.
     """
     heads, rows, columns = len(weights), photo.shape[0] // patch, photo.shape[1] // patch
     figure = Figure(figsize=(2 * (heads + 1) + 0.8, 2 * len(queries) + 0.8), dpi=130, layout="constrained")
@@ -38,7 +38,7 @@ def photo_picture(photo: Any, weights: Any, patch: int, queries: Sequence[tuple[
     shown = [weights[:, row * columns + column].reshape(heads, rows, columns) for row, column in queries]
     for (row, column), maps, line in zip(queries, shown, axes, strict=True):
         _photo(line[0], photo)
-        line[0].set_ylabel(f"patch ({row}, {column}) looks")
+        line[0].set_ylabel(f"query: patch ({row}, {column})")
         for over, ax in zip(maps, line[1:], strict=True):
             image = _over(ax, photo, over, max(map(np.max, shown)))
         for ax in line:
@@ -47,7 +47,7 @@ def photo_picture(photo: Any, weights: Any, patch: int, queries: Sequence[tuple[
         ax.set_title(title, fontsize=10)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8, pad=0.01)
     figure.suptitle(
-        "Where a patch of the photo looks: at patches like itself\n"
+        "Attention weights of a patch of the photo: largest for patches like itself\n"
         "nothing is trained: queries and keys are one random projection of the pixels, another one in each head",
         fontsize=11,
     )
@@ -78,11 +78,11 @@ def words_picture(words: Sequence[str], weights: Any) -> bytes:
         for i, j in np.ndindex(n, n) if n <= 10 else ():
             ink = "white" if matrix[i, j] > 0.5 * weights.max() else "black"
             ax.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color=ink, fontsize=8)
-    figure.supylabel("the word that looks", fontsize=10)
+    figure.supylabel("the query: a word", fontsize=10)
     figure.supxlabel("the word that is looked at", fontsize=10)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8, pad=0.01)
     figure.suptitle(
-        "Which word looks at which; every row sums to 1\n"
+        "Attention weights between the words; every row sums to 1\n"
         "nothing is trained: embeddings and projections are random, so the weights mean nothing yet",
         fontsize=11,
     )
@@ -98,7 +98,7 @@ def map_picture(photo: Any, weights: Any, queries: Sequence[tuple[int, int]]) ->
         In [0, 1].
     weights : array, shape (heads, side * side, side * side)
     queries : sequence of (int, int)
-        Row and column of each position that looks.
+        Row and column of each query position.
     """
     side = int(weights.shape[-1] ** 0.5)
     cell = photo.shape[0] // side
@@ -109,12 +109,13 @@ def map_picture(photo: Any, weights: Any, queries: Sequence[tuple[int, int]]) ->
     axes[0].set_title("the photo", fontsize=10)
     for (row, column), over, ax in zip(queries, shown, axes[1:], strict=True):
         image = _over(ax, photo, over, max(map(np.max, shown)))
-        ax.set_title(f"position ({row}, {column}) looks", fontsize=10)
+        ax.set_title(f"query: position ({row}, {column})", fontsize=10)
         for each in (axes[0], ax):
             _frame(each, column * cell, row * cell, cell)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8, pad=0.01)
     figure.suptitle(
-        f"Where a position of the {side} x {side} feature map looks: at positions like itself (mean of all heads)\n"
+        f"Attention weights of a position of the {side} x {side} feature map, mean of all heads:\n"
+        "largest for positions like itself; "
         "nothing is trained: queries and keys are one random projection of the features",
         fontsize=11,
     )

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """Return versions, backends, processor and what the usable backends tell of themselves."""
+    """Return versions, backends, processor and the details of the usable backends."""
     found: dict[str, dict[str, Any]] = {
         "versions": {
             "sdpa_ref": sdpa_ref.__version__,
@@ -74,16 +74,16 @@ def unusable(name: str) -> str | None:
         sdpa_ref.load(name)
     except sdpa_ref.BackendUnavailable as error:
         return str(error)
-    except Exception as error:  # a plug-in that breaks is told of like one that cannot run
+    except Exception as error:  # a broken plug-in is reported like one that cannot run
         return f"backend {name!r} is broken: {type(error).__name__}: {error}"
     return None
 
 
 def _details(name: str) -> dict[str, str]:
-    """Return what a backend tells of itself, or why it cannot."""
+    """Return the details of a backend, or its error."""
     try:
         return dict(sdpa_ref.load(name).details())
-    except Exception as error:  # a setting that makes no sense is what people look for here
+    except Exception as error:  # a wrong setting should be shown here
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -95,7 +95,7 @@ def _version(distribution: str) -> str:
 
 
 def _model() -> str:
-    """Return the name of the processor, as far as the system tells it."""
+    """Return the name of the processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

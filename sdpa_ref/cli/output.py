@@ -1,4 +1,4 @@
-"""What commands write: files whole or not at all, and lines to whoever reads them."""
+"""What commands write: files whole or not at all, and lines on standard output."""
 
 from pathlib import Path
 

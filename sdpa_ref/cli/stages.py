@@ -116,7 +116,7 @@ def _map(photo: Any, rng: np.random.Generator, asarray: Callable[[Any], Any]) ->
 
 
 def _tokens(photo: Any, patch: int) -> Any:
-    """Return the patches as tokens of one length, whose direction tells how they differ from the mean."""
+    """Return the patches as tokens of one length, whose direction is their difference from the mean."""
     tokens = patchify(photo, patch)
     tokens = tokens - tokens.mean(axis=0)
     return 1.5 * tokens / np.sqrt((tokens * tokens).mean(axis=-1, keepdims=True) + 1e-6)  # 1.5: sharp, yet not one-hot

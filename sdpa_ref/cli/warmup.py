@@ -1,6 +1,7 @@
 """``sdpa-ref warmup``: compile ahead what the first calls would wait for."""
 
 import argparse
+import sys
 from collections.abc import Callable
 
 import sdpa_ref
@@ -12,7 +13,7 @@ EXAMPLES = """examples:
   sdpa-ref warmup
   SDPA_REF_CACHE_DIR=/opt/kernels sdpa-ref warmup
 
-What is on disk already takes a moment; a user's score_mod is not known ahead."""
+A kernel that is on disk already takes a moment. A function passed as score_mod is compiled at its first use."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +22,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compile what every usable backend offers, and print how much that was."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        raise Failure("this needs rich: pip install 'sdpa-ref[cli]'") from None
     steps: dict[str, Callable[[], object]] = {}
     for name in sdpa_ref.names():
         if unusable(name):
@@ -36,11 +32,12 @@ def run(options: argparse.Namespace) -> int:
         except OSError as error:
             raise Failure(f"{name}: {error}") from None
         steps.update({f"{name}: {step}": compile_it for step, compile_it in found.items()})
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=len(steps))
-        for step, compile_it in steps.items():
-            progress.update(bar, description=step)
-            compile_it()
-            progress.advance(bar)
+    in_place = sys.stderr.isatty()
+    for done, (step, compile_it) in enumerate(steps.items(), start=1):
+        line = f"{done} of {len(steps)}, {step}"
+        print(f"\r{line:<79}" if in_place else line, end="" if in_place else "\n", file=sys.stderr, flush=True)
+        compile_it()
+    if in_place:
+        print(f"\r{'':<79}\r", end="", file=sys.stderr, flush=True)
     print(f"{len(steps)} kernels are ready" if steps else "no usable backend has anything to compile")
     return 0

@@ -31,7 +31,7 @@ def append_and_attend(cache: Cache, query: Array, key: Array, value: Array, opti
     try:
         return _turned(cache, cache.attend(_turned(cache, query), **options))
     except BaseException:
-        with suppress(ValueError):  # of a window that has let go what came before
+        with suppress(ValueError):  # of a window that has dropped what came before
             cache.crop(before)
         raise
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdpa_ref.arrays import Array
+from sdpa_ref.extras import install
 
 _CONVERT = "safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors') in PyTorch"
 _FORMATS = {  # how a file begins, and what it is
@@ -17,7 +18,7 @@ _FORMATS = {  # how a file begins, and what it is
     b"version https://git-lfs": "a pointer of Git LFS: the file itself comes with git lfs pull",
 }
 _HINTS = {  # what an error of the reader mentions, and what to do
-    "bfloat16": "; bfloat16 needs ml_dtypes: pip install 'sdpa-ref[half]'",
+    "bfloat16": f"; bfloat16 needs ml_dtypes: {install('half')}",
     "float8": "; float8 weights go with scales of their own: multiply them out, and save float16 or float32",
     "float4": "; float4 weights go with scales of their own: multiply them out, and save float16 or float32",
 }
@@ -38,18 +39,18 @@ def safetensors() -> Any:
     try:
         import safetensors.numpy
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("weight files need safetensors: pip install 'sdpa-ref[weights]'") from error
+        raise ModuleNotFoundError(f"weight files need safetensors: {install('weights')}") from error
     return safetensors.numpy
 
 
 def _of_file(path: Path) -> dict[str, Array]:
     with suppress(ImportError):
-        import ml_dtypes  # noqa: F401  # from here on NumPy knows bfloat16
+        import ml_dtypes  # noqa: F401  # makes bfloat16 a type of NumPy
     try:
         entries: dict[str, Array] = safetensors().load_file(path)
     except (OSError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the class is SafetensorError, or what NumPy says of a type it does not know
+    except Exception as error:  # the class is SafetensorError, or an error of NumPy for an unknown type
         raise ValueError(f"NumPy cannot read {path} as a safetensors file: {_explained(path, error)}") from None
     return entries
 

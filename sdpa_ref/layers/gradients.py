@@ -50,7 +50,7 @@ def like(gradient: Array, given: Array) -> Array:
 def affine(layer: Any, x: Array, grad: Array) -> dict[str, Array]:
     """Return the gradients by the weights of a layer that maps rows x, ``(n, width)``, to rows with this gradient.
 
-    A row without gradient adds nothing, whatever it holds: a token that nobody saw may be NaN.
+    A row without gradient adds nothing, whatever it holds: a token that no query saw may be NaN.
     """
     product = grad.T @ x
     if not np.isfinite(product).all():

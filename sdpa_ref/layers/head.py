@@ -73,7 +73,7 @@ class AttentionHead(Layer):
         Parameters
         ----------
         x : array, shape (..., L, hidden_size)
-            Tokens that ask.
+            Tokens that make the queries.
         context : array, shape (..., S, hidden_size), optional
             Tokens that answer; those of `x` by default.
         mask, bias, query_offset, dropout, backend

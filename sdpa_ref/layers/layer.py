@@ -22,7 +22,7 @@ class Layer:
 
     _weights: ClassVar[Axes] = {}
     _biases: ClassVar[Axes] = {}  # each of these is there or not
-    _given: ClassVar[tuple[str, ...]] = ()  # sizes that the shapes of the weights do not tell
+    _given: ClassVar[tuple[str, ...]] = ()  # sizes that do not follow from the shapes of the weights
 
     @classmethod
     def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
@@ -34,7 +34,7 @@ class Layer:
             What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes. They are not copied
             where the memory allows, so that the layer sees what is written to them later.
         **sizes : int
-            What the shapes do not tell: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
+            What the shapes do not determine: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
 
         Raises
         ------

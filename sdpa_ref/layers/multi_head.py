@@ -96,12 +96,12 @@ class MultiHeadAttention(Layer):
         Parameters
         ----------
         x : array, shape (..., L, hidden_size)
-            Tokens that ask.
+            Tokens that make the queries.
         context : array, shape (..., S, hidden_size), or cache, optional
-            Tokens that answer, or what `cached` has made of them; those of `x` by default.
+            Tokens that make the keys and values, or the result of `cached`; those of `x` by default.
         cache : KVCache or cache of a PagePool, optional
             Tokens before those of `x`, which are added to it: each token attends to those before it and to itself.
-            The cache knows where they stand, and so there is no `query_offset`. If the call raises, they are taken out
+            The cache has their positions, so `query_offset` is not allowed. If the call raises, they are taken out
             again, as far as a window without slack allows.
         mask, bias, query_offset, dropout, backend
             As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.
@@ -139,7 +139,7 @@ class MultiHeadAttention(Layer):
         Parameters
         ----------
         context : array, shape (..., S, hidden_size)
-            Tokens that answer, such as those of an encoder.
+            Tokens that make the keys and values, such as those of an encoder.
         lengths : int or int array over the batch, optional
             How many of them each batch entry has, the first ones.
         store : recipe, optional

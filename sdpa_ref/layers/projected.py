@@ -13,7 +13,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def _tokens(layer: Any, x: Any, context: Any) -> tuple[Array, Array]:
-    """Return the tokens that ask and those that answer."""
+    """Return the tokens of the queries, and those of the keys and values."""
     x = checked_input("x", x, "L hidden_size", hidden_size=layer.hidden_size)
     if context is None:
         return x, x

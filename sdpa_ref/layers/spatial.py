@@ -174,7 +174,7 @@ def patchify(image: Any, patch: int) -> Array:
 
 
 def unpatchify(tokens: Any, shape: tuple[int, ...], patch: int) -> Array:
-    """Return the image that `patchify` made these patches of.
+    """Return the image from its patches, the inverse of `patchify`.
 
     Parameters
     ----------

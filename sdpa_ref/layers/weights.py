@@ -34,7 +34,7 @@ def checked_weights(
     sizes = {**given, **_told([(expected[name], array.shape) for name, array in arrays.items()], given)}
     for name, array in arrays.items():
         shape = None
-        with suppress(KeyError):  # a size that no shape tells
+        with suppress(KeyError):  # a size that follows from no shape
             shape = shape_of(expected[name], sizes)
         if array.shape != shape:
             numbers = "" if shape is None else f" = {shape}"
@@ -52,6 +52,8 @@ def _unexpected(names: list[str], weights: Axes) -> list[str]:
         return [f"unexpected: {name}" for name in names]
     parts = Counter(_part(name) for name in names)
     lines = [f"unexpected: {part}" + (f" ({count} entries)" if count > 1 else "") for part, count in parts.items()]
+    if len(lines) > _FEW:
+        lines = [*lines[: _FEW - 1], f"unexpected: {sum(list(parts.values())[_FEW - 1 :])} more entries"]
     known = set(names)
     some = next(iter(weights))
     prefixes = [name.removesuffix(some) for name in names if name.endswith(f".{some}")]

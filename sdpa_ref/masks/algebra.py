@@ -23,7 +23,7 @@ _M = TypeVar("_M", bound="Mask")
 
 
 class Mask(Frozen):
-    """What the mask objects share: the operators and the ways to look at them.
+    """What the mask objects share: the operators, and the ways to show a mask.
 
     A mask states its rule in one of three ways: as a `Band` (`_band`), as intervals of keys (`_rows`), or as a test of
     pairs (`_pairs`).
@@ -131,7 +131,7 @@ class Mask(Frozen):
         return looking.explanation(self, self._grid(L, S, batch, heads, query_offset), i, j, b, h)
 
     def _grid(self, L: int, S: int, batch: tuple[int, ...] | None, heads: int | None, query_offset: Any) -> Grid:
-        """Return the grid of a mask that is looked at on its own, with the axes that its arrays ask for."""
+        """Return the grid of a mask that is shown on its own, with the axes that its arrays need."""
         from sdpa_ref.masks.positions import place_queries, valid_keys  # they read rules, made of this class
 
         L, S = count("L", L), count("S", S)
@@ -183,7 +183,7 @@ class Mask(Frozen):
         """Raise the error of a mask that does not fit these sizes."""
 
     def _axes(self) -> tuple[tuple[int, ...], int]:
-        """Return the batch axes and the number of heads that the mask's own arrays ask for."""
+        """Return the batch axes and the number of heads that the mask's own arrays need."""
         return (), 1
 
 
@@ -293,11 +293,11 @@ class BooleanArray(Mask):
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or self.per_row or grid.S == 0:
             return None
-        if kind(self.array) == "cupy":  # to look into it is to wait for the device
+        if kind(self.array) == "cupy":  # reading it would wait for the device
             return None
         if self.array.ndim > 2 and self.array.shape[-3] != 1:
             return None
-        if grid.S < _SHORT:  # to look into it takes longer than to read it for every row
+        if grid.S < _SHORT:  # inspecting it takes longer than reading it for every row
             return None
         keys = np.broadcast_to(self.array, (*self.array.shape[:-1], grid.S))
         keys = keys.reshape(keys.shape[:-3] + keys.shape[-1:]) if keys.ndim > 2 else keys.reshape(grid.S)

@@ -83,8 +83,8 @@ def _listed(ids: Bound, lead: tuple[int, ...]) -> list[list[int]]:
 class Packed(Mask):
     """Documents of these lengths lie one after another in a row; each attends to itself only.
 
-    What is positional, and ``query_offset="start"`` or ``"end"``, counts within the document. A tail that belongs to no
-    document is empty.
+    What is positional, and ``query_offset="start"`` or ``"end"``, counts within the document. Queries after the last
+    document see no key.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ class Packed(Mask):
 class Tree(Mask):
     """Queries are nodes of a tree and attend to themselves and their ancestors (speculative decoding).
 
-    The nodes are the last L keys that exist, as a `KeyLengths` joined by & at the top says; every key before them is
+    The nodes are the last L keys that exist, by a `KeyLengths` joined by & at the top; every key before them is
     visible to all.
 
     Parameters

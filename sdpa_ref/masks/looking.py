@@ -1,4 +1,4 @@
-"""Ways to look at a mask: a picture in text, and an explanation in words."""
+"""How a mask is shown: a picture in text, and an explanation in words."""
 
 import math
 from typing import Any

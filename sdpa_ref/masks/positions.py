@@ -23,7 +23,7 @@ def place_queries(
     """Return the position of the first query, and where documents say more, that of each query and of its first key.
 
     The offset is an int or an int64 array that broadcasts to the batch axes; both arrays broadcast to ``(*batch, L)``
-    and are in units of key indices. A ValueError asks for `query_offset` where the lengths differ and something is
+    and are in units of key indices. A ValueError requires `query_offset` where the lengths differ and something is
     positional.
     """
     parts, positional, packed = leaves(mask) if mask is not None else (), alibi, None
@@ -135,7 +135,7 @@ def _place_behind_last(key_positions: Bound, keys: Number) -> Number:
     lead = np.broadcast_shapes(key_positions.shape[:-1], last.shape)
     positions = np.broadcast_to(key_positions, (*lead, S))
     found = np.take_along_axis(positions, np.broadcast_to(last, lead)[..., None], -1)[..., 0]
-    behind = np.where((found >= 0) & (found < _BEHIND), found + 1, 0)  # an entry without keys: nobody sees any
+    behind = np.where((found >= 0) & (found < _BEHIND), found + 1, 0)  # an entry without keys: no row sees any
     return behind if behind.ndim else int(behind)
 
 
@@ -146,7 +146,7 @@ def _checked(name: str) -> str:
 
 
 def _valid(name: str, mask: Mask | None, parts: tuple[Mask, ...], L: int, S: int) -> tuple[Number, Number]:
-    """Return how many queries and keys there are, which only "end" has to know."""
+    """Return how many queries and keys there are, which only "end" needs."""
     if _checked(name) == "start":
         return L, S
     queries = keys = None

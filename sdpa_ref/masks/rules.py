@@ -179,7 +179,7 @@ class QueryLengths(_PerEntry):
 
 @rule
 class Prefix(_PerEntry):
-    """Causal, with a prefix that everybody sees: ``j < n[b]`` or ``j <= p`` (prefix language model).
+    """Causal, with a prefix that every query sees: ``j < n[b]`` or ``j <= p`` (prefix language model).
 
     Parameters
     ----------
@@ -234,12 +234,12 @@ class Chunked(Mask):
 
 @rule
 class FirstTokens(Mask):
-    """The first keys, visible from everywhere: ``j < n``.
+    """The first keys, visible to every query: ``j < n``.
 
     Parameters
     ----------
     n : int
-        How many keys, at least 0; more than there are is all of them.
+        How many keys, at least 0; a number above S means all.
 
     Notes
     -----

@@ -103,7 +103,7 @@ class Cache(Slots):
         lengths = self._over_batch(self._used)
         if type(lengths) is int:
             return (KeyLengths(lengths),)
-        rule = object.__new__(KeyLengths)  # what it would check is known, and nobody writes to these
+        rule = object.__new__(KeyLengths)  # its checks are done already, and these are never written to
         lengths.setflags(write=False)
         rule.__dict__["n"] = lengths
         return (rule,)
@@ -221,13 +221,13 @@ class Cache(Slots):
         mask : Mask or bool array, optional
             Joined to that of the cache, over slots.
         **options
-            Those of `sdpa`, except for `query_offset`, `key_positions` and `layout`, which the cache knows. A tied
+            Those of `sdpa`, except for `query_offset`, `key_positions` and `layout`, which the cache sets. A tied
             cache needs `scale`: the width of what was projected is not that of the key.
 
         Raises
         ------
         ValueError
-            A row has fewer tokens than queries, or its window has let go what one of them sees.
+            A row has fewer tokens than queries, or its window has dropped what one of them sees.
 
         Examples
         --------
@@ -269,13 +269,13 @@ class Cache(Slots):
         Parameters
         ----------
         n : int or int array over the batch
-            In [0, lengths]; never counted from the end. What a window has let go does not come back: there n is at
+            In [0, lengths]; never counted from the end. What a window has dropped does not come back: there n is at
             most `first`, or one of the last `slack` lengths.
 
         Raises
         ------
         ValueError
-            A row is shorter, or its window has let go what its next token would see. Nothing has changed.
+            A row is shorter, or its window has dropped what its next token would see. Nothing has changed.
 
         Examples
         --------
@@ -347,7 +347,7 @@ class Cache(Slots):
         gone = self._of_rows(self._gone)
         lost = np.nonzero((gone[b] > self.first) & (base[b] < gone[b]))[0]
         if lost.size:
-            raise ValueError(f"of reaches back to tokens that the window of row {b[lost[0]]} has let go")
+            raise ValueError(f"of reaches back to tokens that the window of row {b[lost[0]]} has dropped")
         target = self._slot(b, target)
         after = base + there.sum(-1)
         numbers = self._shortened(after)

@@ -1,6 +1,5 @@
 """Caches as arrays by name, and their files."""
 
-import json
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, TypeVar
@@ -8,8 +7,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sdpa_ref.arrays import Array, as_array, kind, module_of
-from sdpa_ref.files import replacing
-from sdpa_ref.layers import files
 from sdpa_ref.stored.cache import Cache, CacheFull, differences
 from sdpa_ref.stored.geometry import Geometry, Parts
 from sdpa_ref.stored.recipes import Float8, Int4, Int8, Recipe
@@ -17,7 +14,7 @@ from sdpa_ref.stored.rows import Index
 
 VERSION = 1
 _RECIPES: dict[str, Callable[..., Recipe]] = {recipe.__name__: recipe for recipe in (Int8, Int4, Float8)}
-_TYPES: dict[str, tuple[type, ...]] = {  # what a file tells of a cache
+_TYPES: dict[str, tuple[type, ...]] = {  # what a file describes of a cache
     "version": (int,), "kind": (str,), "batch": (list,), "heads": (int,), "E": (int,), "Ev": (int,), "dtype": (str,),
     "tied": (bool,), "layout": (str,), "capacity": (int, type(None)), "window": (int, type(None)), "first": (int,),
     "slack": (int,), "store": (list,), "page": (int, type(None)),
@@ -26,7 +23,9 @@ _T = TypeVar("_T")
 
 
 def entries_of(cache: Cache) -> dict[str, Array]:
-    """Return the tokens of a cache that were not let go, and what it is, as arrays by name."""
+    """Return the tokens of a cache that were not dropped, and what it is, as arrays by name."""
+    import json  # only caches that are saved need it: so are the imports below
+
     b, p = cache._kept()
     tokens = cache._take(b, cache._slot(b, p))
     entries: dict[str, Array] = {part.name: array for part, array in zip(cache._geometry.parts, tokens, strict=True)}
@@ -55,7 +54,9 @@ class Entries:
         )
 
     def _parsed(self, kind: str) -> dict[str, Any]:
-        """Return what the entries tell of the cache."""
+        """Return what the entries describe of the cache."""
+        import json
+
         try:
             about = as_array("about", self._entries["about"])
             told = json.loads(about.tobytes() if about.dtype == np.uint8 and about.ndim == 1 else b"")
@@ -123,7 +124,7 @@ class Entries:
             raise ValueError(f"the cache that was saved is another one: {faults}")
 
     def tokens(self, geometry: Geometry, first: int) -> tuple[Index, Index, Parts]:
-        """Return the length of each row, how many tokens it has let go, and those that it kept."""
+        """Return the length of each row, how many tokens it has dropped, and those that it kept."""
         batch = tuple(self.told["batch"])
         lengths, kept = self._array("lengths", batch, np.int64), self._array("kept", batch, np.int64)
         lost = (lengths - kept).ravel()
@@ -157,6 +158,9 @@ class Entries:
 
 def save(entries: dict[str, Array], path: str | PathLike[str]) -> None:
     """Write entries to a file, as a whole or not at all."""
+    from sdpa_ref.files import replacing
+    from sdpa_ref.layers import files
+
     written = {}
     for name, array in entries.items():
         array = array if kind(array) == "numpy" else array.get()
@@ -168,6 +172,8 @@ def save(entries: dict[str, Array], path: str | PathLike[str]) -> None:
 
 def loaded(path: str | PathLike[str], build: Callable[[dict[str, Array]], _T]) -> _T:
     """Return what is built of a file's entries."""
+    from sdpa_ref.layers import files
+
     entries = files.read(path)
     try:
         return build(entries)

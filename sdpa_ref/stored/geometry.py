@@ -148,7 +148,7 @@ def _narrow(key: Any, Ev: int) -> Any:
 
 
 def read_only(array: Array) -> Array:
-    """Return a view that cannot be written to, where the kind of array knows such views."""
+    """Return a view that cannot be written to, where the kind of array has such views."""
     view = array.view()
     if isinstance(view, np.ndarray):
         view.setflags(write=False)

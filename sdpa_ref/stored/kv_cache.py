@@ -19,7 +19,7 @@ class KVCache(Cache):
     """Keys and values of the tokens so far, of one layer.
 
     A decoding loop appends the keys and values of new tokens and attends with their queries. Rows may have different
-    lengths. Results are those of a new cache that is given the same tokens at once, whatever happened before.
+    lengths. Results do not depend on the history: a new cache that is given the same tokens gives the same bits.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class KVCache(Cache):
     capacity : int, optional
         How many tokens each row has room for; one more is `CacheFull`. By default the cache grows by half.
     window : int, optional
-        Each query sees the last `window` tokens, itself among them, and the `first` ones. Others are let go.
+        Each query sees the last `window` tokens, itself among them, and the `first` ones. Others are dropped.
     first, slack : int
         With a window: how many first tokens stay ("attention sinks"), and how many tokens can be cropped.
     store : recipe or pair of recipes, optional
@@ -52,7 +52,7 @@ class KVCache(Cache):
     key, value : array or Quantized, shape (..., heads, S, E) and (..., heads, S, Ev), or "LHE"
         All slots, used or not; read-only, and good until the next change. S changes only when the cache grows.
     lengths, key_lengths : int64 array over the batch
-        Tokens appended less cropped, and slots in use: less than tokens where a window has let some go.
+        Tokens appended less cropped, and slots in use: less than tokens where a window has dropped some.
     positions : int64 array or None
         The position of each slot's token, `key_positions` of `sdpa`; None where they are the slots.
     mask : Mask

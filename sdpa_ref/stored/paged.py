@@ -41,7 +41,7 @@ class Paged:
     ------
     TypeError, ValueError
         The parts have wrong types or shapes, or a length is out of its range. The entries of the table are checked in
-        the call, which knows those that it needs.
+        the call, which checks those that it needs.
 
     Notes
     -----

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PagedCache(Cache):
-    """A cache whose rows lie in pages of a pool; `PagePool.cache` makes it, and `KVCache` says what it does."""
+    """A cache whose rows lie in pages of a pool; `PagePool.cache` makes it, and `KVCache` describes its methods."""
 
     _lease: list[bool] | None = None  # of the views that are good until the next change
     _table: Index
@@ -28,7 +28,7 @@ class PagedCache(Cache):
         self._pool, self._granule = pool, pool.page
         super().__init__(pool._geometry, batch, window, first, slack)
         self._tokens = pool._tokens
-        self._table = np.zeros((self._B, 1), np.int64)  # what no slot in use needs is page 0, whoever has it
+        self._table = np.zeros((self._B, 1), np.int64)  # unused entries name page 0
         self._closed = False
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class PagedCache(Cache):
         self._table[b, columns] = self._pool._taken(len(b))
 
     def _evicted(self, moved: Index) -> Any:
-        """Return which entries of the table hold what is let go when rows move by so many slots."""
+        """Return which entries of the table hold what is dropped when rows move by so many slots."""
         columns, fixed = np.arange(self._table.shape[1]), self._fixed // self._granule
         return (columns >= fixed) & (columns < fixed + (moved // self._granule)[:, None])
 

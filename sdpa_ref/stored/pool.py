@@ -31,7 +31,7 @@ class PagePool:
     ----------
     pages, page : int
     free : int
-        Pages that nobody has.
+        Pages that no cache has.
     nbytes : int
         Memory of all pages.
 
@@ -84,13 +84,13 @@ class PagePool:
         Parameters
         ----------
         batch, window, first, slack
-            As in `KVCache`. A window lets go of whole pages.
+            As in `KVCache`. A window drops whole pages.
         """
         return PagedCache(self, batch, window, first, slack)
 
     @property
     def free(self) -> int:
-        """How many pages nobody has."""
+        """How many pages are free."""
         return len(self._unused)
 
     @property
@@ -140,7 +140,7 @@ class PagePool:
         return self._counted > self.pages - len(self._unused)
 
     def _taken(self, number: int) -> Index:
-        """Return pages that nobody had; there are enough."""
+        """Return free pages; there are enough."""
         pages = np.array([self._unused.pop() for _ in range(number)], np.int64)
         self._references[pages] = 1
         self._counted += number
@@ -158,12 +158,12 @@ class PagePool:
         self._unused.extend(np.unique(pages[self._references[pages] == 0]).tolist())
 
     def _freed_by(self, pages: Index) -> int:
-        """Return how many pages nobody has after these references are given back."""
+        """Return how many pages are free after these references are given back."""
         own, counts = np.unique(pages, return_counts=True)
         return int((self._references[own] == counts).sum())
 
     def __reduce__(self) -> Any:
-        raise TypeError("a pool is not copied, as its caches would not know which one has their pages")
+        raise TypeError("a pool is not copied, because its caches belong to one pool")
 
     def __repr__(self) -> str:
         return f"PagePool({self.pages} pages of {self.page}, {self._geometry!r}, {self.free} free)"

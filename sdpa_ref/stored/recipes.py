@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.extras import install
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.frozen import Frozen
 from sdpa_ref.stored.quantized import Quantized
@@ -168,8 +169,8 @@ class Int8(Recipe):
     group : int, optional
         How many numbers of a token share a scale, a divisor of E; None: all.
     center : float array, shape (heads, E), optional
-        What is subtracted from each token before and added after, say the mean of the prompt's keys. It takes away
-        what outlier channels have in common, which else ruins the scale of every token.
+        Subtracted from each token before coding and added after, such as the mean of the prompt's keys. It removes
+        the common part of outlier channels, which would otherwise enlarge the scale of every token.
 
     Notes
     -----
@@ -261,7 +262,7 @@ class Float8(Recipe):
 
     Notes
     -----
-    The scale, rounded to float32 away from 0, takes the largest magnitude of the group to the largest number of the
+    The scale, rounded to float32 away from 0, maps the largest magnitude of the group to the largest number of the
     type. Numbers are rounded half to even.
 
     Examples
@@ -286,7 +287,7 @@ class Float8(Recipe):
         try:
             import ml_dtypes  # noqa: F401
         except ImportError:
-            raise ModuleNotFoundError("float8 needs ml_dtypes: pip install 'sdpa-ref[half]'") from None
+            raise ModuleNotFoundError(f"float8 needs ml_dtypes: {install('half')}") from None
 
     @property
     def codes_dtype(self) -> Any:

@@ -1,4 +1,4 @@
-"""How many tokens each row of a cache has, where they lie, and what a window has let go."""
+"""How many tokens each row of a cache has, where they lie, and what a window has dropped."""
 
 import math
 from typing import Any, TypeAlias
@@ -18,11 +18,11 @@ class Rows:
     """Rows of tokens in slots.
 
     A row has `_n` tokens, by position 0 to n - 1. Slots hold them in order: position p below `_fixed` is slot p, any
-    other slot ``p - shift``. In a window cache the positions from `first` to `gone` are let go: nothing reads them, and
+    other slot ``p - shift``. In a window cache positions from `first` to `gone` are dropped: nothing reads them, and
     slots that still hold them are used again when room is needed, by a larger shift.
     """
 
-    _granule = 1  # slots that are let go at once
+    _granule = 1  # slots that are dropped at once
 
     def __init__(self, batch: Any, window: Any, first: Any, slack: Any) -> None:
         self.batch = checked_shape(batch if isinstance(batch, (tuple, list)) else (batch,))
@@ -37,13 +37,13 @@ class Rows:
         self._count(0, 0, 0)
 
     def _count(self, n: Number, shift: Number, gone: Number) -> None:
-        """Take these numbers of tokens, by how much they moved, and of positions that are let go."""
+        """Take these numbers of tokens, by how much they moved, and of positions that are dropped."""
         self._n, self._shift, self._gone = n, shift, gone
         self._used = n if type(shift) is int and shift == 0 else n - shift  # slots
         self._most = self._used if type(self._used) is int else int(self._used.max(initial=0))
 
     def _least(self) -> Number:
-        """Return the smallest length beyond `first` to which each row can be cropped; 0 where nothing was let go."""
+        """Return the smallest length beyond `first` to which each row can be cropped; 0 where nothing was dropped."""
         if self.window is None:
             return 0
         if type(self._gone) is int:
@@ -66,7 +66,7 @@ class Rows:
             b, most = int(wrong[0]), int(reach[wrong].min())
             n = int(self._of_rows(self._n)[b])
             where = f"row {b} has {n} tokens" if self.window is None or most == n else (
-                f"row {b} has {n} tokens and a window that has let go what earlier ones see"
+                f"row {b} has {n} tokens and a window that has dropped what earlier ones see"
             )  # fmt: skip
             raise ValueError(
                 f"the queries are the last tokens, at most {max(most, 0)} of them here, got {queries[b]}: {where} "
@@ -74,13 +74,13 @@ class Rows:
             )
 
     def _shortened(self, wanted: Index) -> tuple[Number, Number, Number]:
-        """Return n, shift and gone of rows of these lengths, or raise the error of what a window has let go."""
+        """Return n, shift and gone of rows of these lengths, or raise the error of what a window has dropped."""
         old, least = self._of_rows(self._n), self._of_rows(self._least())
         wrong = np.nonzero((wanted < np.minimum(least, old)) & (wanted > self.first))[0]
         if wrong.size:
             b = int(wrong[0])
             raise ValueError(
-                f"row {b} cannot become {wanted[b]} tokens long: its window has let go what the next one would see; "
+                f"row {b} cannot become {wanted[b]} tokens long: its window has dropped what the next one would see; "
                 f"the smallest length is {least[b]}" + (f", or one up to first = {self.first}" if self.first else "")
                 + " (a larger slack= keeps more)"
             )  # fmt: skip
@@ -143,7 +143,7 @@ class Rows:
         return n, shift, gone
 
     def _kept(self) -> tuple[Index, Index]:
-        """Return row and position of all tokens that were not let go."""
+        """Return row and position of all tokens that were not dropped."""
         lost = self._lost()
         counts = self._of_rows(self._n) - lost
         b = np.repeat(np.arange(self._B), counts)
@@ -151,18 +151,18 @@ class Rows:
         return b, np.where(place < self.first, place, place + lost[b])
 
     def _lost(self) -> Index:
-        """Return how many tokens each row has let go."""
+        """Return how many tokens each row has dropped."""
         return np.maximum(self._of_rows(self._gone) - self.first, 0)
 
     def _shift_of(self, gone: Number) -> Number:
-        """Return by how much tokens can move when these are let go, in whole granules."""
+        """Return by how much tokens can move when these are dropped, in whole granules."""
         if type(gone) is int:
             return max(gone // self._granule * self._granule - self._fixed, 0) if gone > self.first else 0
         shift = gone // self._granule * self._granule - self._fixed
         return settled(np.where(gone > self.first, np.maximum(shift, 0), 0))
 
     def _shifted(self, gone: Number) -> Number:
-        """Return the shift when these are let go, the same object where nothing can move."""
+        """Return the shift when these are dropped, the same object where nothing can move."""
         if self.window is None:
             return self._shift
         shift = self._shift_of(gone)

@@ -100,7 +100,7 @@ class Slots(Rows):
         return self._by_token(array)[which]
 
     def _fill(self, n: Index, lost: Index, tokens: Parts) -> None:
-        """Give an empty cache these numbers of tokens, and those that were not let go."""
+        """Give an empty cache these numbers of tokens, and those that were not dropped."""
         gone = settled(np.where(lost > 0, lost + self.first, 0))
         shift = self._shift_of(gone)
         self._room(settled(np.asarray(n - shift)), 0)
