@@ -23,6 +23,7 @@ class Layer:
     _weights: ClassVar[Axes] = {}
     _biases: ClassVar[Axes] = {}  # each of these is there or not
     _given: ClassVar[tuple[str, ...]] = ()  # sizes that the shapes of the weights do not tell
+    _told: ClassVar[tuple[str, ...]] = ()  # sizes that they tell, and that may be given to be checked
 
     @classmethod
     def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
@@ -35,6 +36,7 @@ class Layer:
             where the memory allows, so that the layer sees what is written to them later.
         **sizes : int
             What the shapes do not tell: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
+            `MultiHeadAttention` checks `num_kv_heads` and `head_size`, too, where they are given.
 
         Raises
         ------
@@ -48,7 +50,7 @@ class Layer:
         >>> AttentionHead.from_state_dict({"query.weight": weight, "key.weight": weight, "value.weight": weight})
         AttentionHead(hidden_size=3, attention_head_size=2)
         """
-        if set(sizes) != set(cls._given):
+        if set(sizes) - set(cls._told) != set(cls._given):
             wanted, got = (", ".join(f"{name}=" for name in names) or "no size" for names in (cls._given, sizes))
             raise TypeError(f"{cls.__name__} takes {wanted} beside the weights, got {got}")
         layer = object.__new__(cls)
