@@ -1,5 +1,6 @@
 """Layers over `sdpa_ref.sdpa` that load what the PyTorch modules with the same attribute names save."""
 
+from sdpa_ref.layers.activations import gelu, gelu_derivative, silu, silu_derivative
 from sdpa_ref.layers.gradients import LayerGradients
 from sdpa_ref.layers.head import AttentionHead
 from sdpa_ref.layers.layer import Layer
@@ -17,7 +18,11 @@ __all__ = [
     "Linear",
     "MultiHeadAttention",
     "SpatialAttention",
+    "gelu",
+    "gelu_derivative",
     "patchify",
+    "silu",
+    "silu_derivative",
     "sinusoidal_positions",
     "unpatchify",
 ]
