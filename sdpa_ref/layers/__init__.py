@@ -6,21 +6,30 @@ from sdpa_ref.layers.head import AttentionHead
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1, Linear
 from sdpa_ref.layers.multi_head import MultiHeadAttention
+from sdpa_ref.layers.rotary import rotary, rotary_vjp
+from sdpa_ref.layers.scalings import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
 from sdpa_ref.layers.tokens import Embedding, sinusoidal_positions
 
 __all__ = [
     "AttentionHead",
     "Conv1x1",
+    "DynamicScaling",
     "Embedding",
     "Layer",
     "LayerGradients",
     "Linear",
+    "LinearScaling",
+    "Llama3Scaling",
     "MultiHeadAttention",
+    "Scaling",
     "SpatialAttention",
+    "YarnScaling",
     "gelu",
     "gelu_derivative",
     "patchify",
+    "rotary",
+    "rotary_vjp",
     "silu",
     "silu_derivative",
     "sinusoidal_positions",

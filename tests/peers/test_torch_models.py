@@ -32,3 +32,30 @@ def test_activations(ours, derivative, theirs):
     agree(ours(x), value.detach().numpy(), error=1e-14)
     agree(derivative(x), tensor.grad.numpy(), error=1e-14)
     agree(ours(x.astype(np.float32)), theirs(tensor.detach().float()).numpy())
+
+
+def of_halves(x, cos, sin):
+    """The rotation as models on Hugging Face write it."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+def of_complex_numbers(x, angles):
+    """The rotation as Llama's own code has it: neighbours are a complex number."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary(interleaved):
+    x, grad, positions = normal(2, 3, 5, 8), normal(2, 3, 5, 8, seed=1), np.array([[0, 1, 2, 3, 4], [70, 71, 2, 0, 9]])
+    tensor = torch.from_numpy(x).requires_grad_()
+    frequencies = 1.0 / (500.0 ** (torch.arange(0, 8, 2).double() / 8))
+    angles = torch.from_numpy(positions)[:, None, :, None] * frequencies
+    if interleaved:
+        value = of_complex_numbers(tensor, angles)
+    else:
+        value = of_halves(tensor, torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
+    value.backward(torch.from_numpy(grad))
+    agree(sr.rotary(x, positions, base=500, interleaved=interleaved), value.detach().numpy(), error=1e-14)
+    agree(sr.rotary_vjp(grad, positions, base=500, interleaved=interleaved), tensor.grad.numpy(), error=1e-14)
