@@ -11,9 +11,11 @@ from sdpa_ref import (
     Dropout,
     Embedding,
     KeyLengths,
+    LayerNorm,
     Linear,
     MultiHeadAttention,
     QueryLengths,
+    RMSNorm,
     SpatialAttention,
     Window,
 )
@@ -23,7 +25,7 @@ from sdpa_ref.testing import assert_same_bits, slope
 DOUBLE = {"rng": 1, "dtype": np.float64}
 DROPOUT = Dropout(0.3, 7)
 IDS = np.array([[3, 0, 3], [5, 3, 1]])
-SIZES = {MultiHeadAttention: ("num_heads",), SpatialAttention: ("heads",)}
+SIZES = {MultiHeadAttention: ("num_heads",), SpatialAttention: ("heads",), LayerNorm: ("eps",), RMSNorm: ("eps",)}
 
 
 def normal(*shape, dtype=np.float64, seed=0):
@@ -63,6 +65,9 @@ AFFINE = {
     "convolution": (Conv1x1(6, 5, **DOUBLE), [(2, 6, 3, 4)], {}),
     "convolution of one map": (Conv1x1(6, 5, bias=False, **DOUBLE), [(6, 3, 4)], {}),
     "embedding": (Embedding(6, 5, **DOUBLE), [], {}),
+    "layer norm": (LayerNorm(6, dtype=np.float64), [(2, 3, 6)], {}),
+    "layer norm of one token": (LayerNorm(6, bias=False, eps=0.1, dtype=np.float64), [(6,)], {}),
+    "rms norm": (RMSNorm(6, dtype=np.float64), [(2, 3, 6)], {}),
 }
 
 

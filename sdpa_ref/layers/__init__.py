@@ -6,6 +6,7 @@ from sdpa_ref.layers.head import AttentionHead
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1, Linear
 from sdpa_ref.layers.multi_head import MultiHeadAttention
+from sdpa_ref.layers.norms import LayerNorm, RMSNorm
 from sdpa_ref.layers.rotary import rotary, rotary_vjp
 from sdpa_ref.layers.scalings import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
@@ -18,10 +19,12 @@ __all__ = [
     "Embedding",
     "Layer",
     "LayerGradients",
+    "LayerNorm",
     "Linear",
     "LinearScaling",
     "Llama3Scaling",
     "MultiHeadAttention",
+    "RMSNorm",
     "Scaling",
     "SpatialAttention",
     "YarnScaling",

@@ -120,7 +120,7 @@ class MultiHeadAttention(Layer):
         self._draw(rng, dtype, bias, **sizes, num_kv_heads=num_kv_heads, head_size=head_size)
 
     @classmethod
-    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
+    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: float) -> Self:
         """Return the layer with these weights, separate or fused: see `Layer.from_state_dict`."""
         if isinstance(entries, Mapping) and any(name in entries for name in (*_FUSED_WEIGHTS, *_FUSED_BIASES)):
             entries = _unfused(checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})[0])
@@ -268,7 +268,7 @@ class MultiHeadAttention(Layer):
         """Return the output of the heads side by side."""
         return attended.reshape(*attended.shape[:-2], self.num_heads * self.head_size)
 
-    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> None:
         num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads = {num_heads} must be a multiple of num_kv_heads = {num_kv_heads}")

@@ -59,3 +59,26 @@ def test_rotary(interleaved):
     value.backward(torch.from_numpy(grad))
     agree(sr.rotary(x, positions, base=500, interleaved=interleaved), value.detach().numpy(), error=1e-14)
     agree(sr.rotary_vjp(grad, positions, base=500, interleaved=interleaved), tensor.grad.numpy(), error=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(sr.LayerNorm, torch.nn.LayerNorm(12, eps=1e-3)), (sr.RMSNorm, torch.nn.RMSNorm(12, eps=1e-3)),
+     (sr.LayerNorm, torch.nn.LayerNorm(12, eps=1e-3, bias=False))],
+)  # fmt: skip
+def test_norms(ours, theirs):
+    theirs = theirs.double()
+    with torch.no_grad():
+        for parameter in theirs.parameters():  # ones and zeros would hide them
+            parameter.uniform_(-1, 1)
+    x, grad = normal(2, 5, 12), normal(2, 5, 12, seed=1)
+    tensor = torch.from_numpy(x).requires_grad_()
+    expected = theirs(tensor)
+    expected.backward(torch.from_numpy(grad))
+    value, vjp = ours.from_state_dict(theirs.state_dict(), eps=1e-3).value_and_vjp(x)
+    gradients = vjp(grad)
+    agree(value, expected.detach().numpy(), error=1e-14)
+    agree(gradients.x, tensor.grad.numpy(), error=1e-13)
+    assert gradients.weights.keys() == dict(theirs.named_parameters()).keys()
+    for name, parameter in theirs.named_parameters():
+        agree(gradients.weights[name], parameter.grad.numpy(), error=1e-13)
