@@ -101,6 +101,22 @@ def test_the_gradient_turns_back(name, interleaved):
     assert abs((rotary_vjp(grad, positions, **options) * way).sum() - along) <= error
 
 
+def test_angles_that_are_kept_are_those_of_the_call():
+    """Calls that differ in one thing each, all of them twice: none gets the angles of another."""
+    x, few = normal(2, 2, 2, 8), np.array([[0, 3], [5, 1]])
+    calls = [
+        (x, few, {}), (x, few[::-1], {}), (x, few[0], {}), (x, few, {"base": 50.0}), (x, few, {"width": 4}),
+        (x, few, {"interleaved": True}), (x, few, {"layout": "LHE"}), (x.astype(np.float32), few, {}),
+        (x, few, {"scaling": LinearScaling(2)}), (x, few, {"scaling": LinearScaling(3)}), (x[0, 0], few[0], {}),
+    ]  # fmt: skip
+    once = [rotary(*args, **options) for *args, options in calls]
+    for (each, places, options), first in zip(calls, once, strict=True):
+        assert_same_bits(rotary(each, places, **options), first)
+        moved = rotary(each, places + 1 - 1.0, **options)  # the same places as other numbers
+        assert_same_bits(moved, first)
+    assert len({y.tobytes() for y in once}) == len(once)
+
+
 def test_linear_scaling_divides_positions():
     x = normal(3, 4, 8)
     agree(rotary(x, [0, 5, 10, 20], scaling=LinearScaling(2.5)), rotary(x, [0, 2, 4, 8]))

@@ -1,5 +1,6 @@
 """Rotary positions: query and key are turned by angles that grow with the position."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from sdpa_ref.arrays import (
 )
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.layers.scalings import Scaling
+
+_KEPT = 1 << 17  # angles, at most, of a call whose cosines and sines are kept
 
 
 def rotary(
@@ -75,7 +78,7 @@ def rotary(
     >>> bool(np.allclose(*scores))
     True
     """
-    return _turned("x", x, positions, base, width, interleaved, scaling, layout, 1)
+    return _turned("x", x, positions, base, width, interleaved, scaling, layout)
 
 
 def rotary_vjp(
@@ -108,12 +111,20 @@ def rotary_vjp(
     >>> bool(np.allclose(rotary_vjp(rotary(x, range(3)), range(3)), x))
     True
     """
-    return _turned("grad_value", grad_value, positions, base, width, interleaved, scaling, layout, -1)
+    return _turned("grad_value", grad_value, positions, base, width, interleaved, scaling, layout, back=True)
 
 
 @ieee
 def _turned(
-    name: str, x: Any, positions: Any, base: Any, width: Any, interleaved: Any, scaling: Any, layout: Any, sense: int
+    name: str,
+    x: Any,
+    positions: Any,
+    base: Any,
+    width: Any,
+    interleaved: Any,
+    scaling: Any,
+    layout: Any,
+    back: bool = False,
 ) -> Array:
     x = as_array(name, x)
     if not is_float(x.dtype):
@@ -133,19 +144,33 @@ def _turned(
             f"got {type(scaling).__name__}"
         )
     places = _checked_positions(name, positions, x.shape, layout)
+    wide, module = accumulation_dtype(x.dtype.newbyteorder("=")), module_of(kind(x))
+    heads = None if x.ndim == 2 else -3 if layout == "HLE" else -2
     with np.errstate(all="ignore"):
-        frequencies, factor = (Scaling() if scaling is None else scaling).frequencies(width, base, places)
-        angles = places[..., None] * frequencies
-        if x.ndim > 2:
-            angles = np.expand_dims(angles, -3 if layout == "HLE" else -2)
-        wide, module = accumulation_dtype(x.dtype.newbyteorder("=")), module_of(kind(x))
-        cos, sin = (module.asarray((factor * each).astype(wide)) for each in (np.cos(angles), sense * np.sin(angles)))
+        turns = _cos_and_sin if places.size * width <= _KEPT else _cos_and_sin.__wrapped__
+        cos, sin = map(module.asarray, turns(places.tobytes(), places.shape, width, base, scaling, heads, wide))
         y = x.astype(x.dtype.newbyteorder("="))
         first, second = _pairs(width, bool(interleaved))
         a, b = (x[..., each].astype(wide, copy=False) for each in (first, second))
+        if back:
+            a, b, first, second = b, a, second, first
         y[..., first] = a * cos - b * sin
         y[..., second] = b * cos + a * sin
     return y
+
+
+@lru_cache(maxsize=8)
+def _cos_and_sin(
+    places: bytes, shape: tuple[int, ...], width: int, base: float, scaling: Any, heads: int | None, dtype: Any
+) -> tuple[Array, Array]:
+    """Return cosines and sines of all pairs, which are kept: the layers of a model turn by the same angles."""
+    positions = np.frombuffer(places).reshape(shape)
+    frequencies, factor = (scaling or Scaling()).frequencies(width, base, positions)
+    angles = positions[..., None] * frequencies
+    if heads is not None:
+        angles = np.expand_dims(angles, heads)
+    cos, sin = (factor * each for each in (np.cos(angles), np.sin(angles)))
+    return cos.astype(dtype), sin.astype(dtype)
 
 
 def _pairs(width: int, interleaved: bool) -> tuple[slice, slice]:
@@ -166,7 +191,8 @@ def _checked_width(width: Any, E: int) -> int:
 def _checked_positions(name: str, positions: Any, shape: tuple[int, ...], layout: str) -> Array:
     """Return the positions as float64, ``(L,)`` or ``(*batch, L)``."""
     places = host_array("positions", positions)
-    if places.size and not (is_float(places.dtype) or places.dtype.kind in "iu"):
+    whole = places.dtype.kind in "iu"
+    if places.size and not (whole or is_float(places.dtype)):
         raise TypeError(f"positions must be real numbers, got {places.dtype}")
     L = shape[-3 if layout == "LHE" and len(shape) > 2 else -2]
     batch, lead = shape[:-3], places.shape[:-1]
@@ -179,6 +205,6 @@ def _checked_positions(name: str, positions: Any, shape: tuple[int, ...], layout
             f"got {places.shape}"
         )
     places = places.astype(np.float64)
-    if not np.isfinite(places).all():
+    if not (whole or np.isfinite(places).all()):
         raise ValueError("positions must be finite")
     return places

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.arrays import Array, as_integer, real_number
-from sdpa_ref.frozen import Frozen
 
 
-class Scaling(Frozen):
+@dataclass(frozen=True)
+class Scaling:
     """Frequencies as they are: what all scalings share."""
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
@@ -33,7 +33,7 @@ class Scaling(Frozen):
         return base ** (np.arange(0, -width, -2) / width), 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LinearScaling(Scaling):
     """Positions divided by a factor.
 
@@ -66,7 +66,7 @@ class LinearScaling(Scaling):
         return plain / self.factor, one
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class DynamicScaling(Scaling):
     """A base that grows with the length of the text, once that is longer than the original one.
 
@@ -121,7 +121,7 @@ class DynamicScaling(Scaling):
         return larger ** (np.arange(0, -width, -2) / width), 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class YarnScaling(Scaling):
     """Slow pairs interpolated, fast ones as they are, a ramp between, and larger scores.
 
@@ -192,7 +192,7 @@ class YarnScaling(Scaling):
         return plain * (1 - slow) + plain / self.factor * slow, float(self.attention_factor or 0.0)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Llama3Scaling(Scaling):
     """Slow pairs divided by a factor, fast ones as they are, and a ramp between.
 
