@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from naive import agree, attention
 
-from sdpa_ref import Causal, KVCache, MultiHeadAttention
+from sdpa_ref import Causal, Int8, KeyLengths, KVCache, MultiHeadAttention
 from sdpa_ref.testing import assert_same_bits
 
 layer = MultiHeadAttention(7, 6, num_kv_heads=2, head_size=4, rng=0, dtype=np.float64)
@@ -53,6 +53,18 @@ def test_grouped_heads_over_keys_that_were_made_once(backend):
     cross = layer.cached(words)
     assert cross.key.shape == (2, 6, 2, 4)
     agree(layer(x, cross, backend=backend, **OPTIONS), layer(x, words, backend=backend, **OPTIONS))
+
+
+@pytest.mark.parametrize("store", [None, Int8()])
+def test_weights_over_keys_that_were_made_once(backend, store):
+    words = np.random.default_rng(1).standard_normal((2, 6, 7))
+    cross = layer.cached(words, [6, 4], store=store)
+    output, weights = layer.with_weights(x, cross, backend=backend, **OPTIONS)
+    assert_same_bits(output, layer(x, cross, backend=backend, **OPTIONS))
+    expected = layer.with_weights(x, words, mask=KeyLengths([6, 4]), backend=backend, **OPTIONS)[1]
+    agree(weights, expected, error=None if store is None else 0.02)
+    with pytest.raises(TypeError, match="context must be the tokens themselves where gradients are wanted"):
+        layer.value_and_vjp(x, cross)
 
 
 def test_rule_30_sizes_of_grouped_heads_come_from_the_shapes(tmp_path):

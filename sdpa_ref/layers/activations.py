@@ -196,7 +196,8 @@ def _normal(x: Array) -> Array:
     y *= math.sqrt(0.5)
     p = _erfc(y)
     p *= 0.5
-    return np.subtract(1, p, out=p, where=x >= 0)
+    np.subtract(x >= 0, p, out=p)  # 1 - p on the right, -p on the left
+    return np.abs(p, out=p)
 
 
 def _erfc(y: Array) -> Array:

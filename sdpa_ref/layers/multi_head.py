@@ -167,8 +167,7 @@ class MultiHeadAttention(Layer):
             query, key, value = map(self._heads, projected(self, x, None))
             return self.output(self._joined(append_and_attend(cache, query, key, value, given)))
         if isinstance(context, Cache):
-            query = self._heads(self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size)))
-            return self.output(self._joined(attend_over(context, query, given)))
+            return self.output(self._joined(attend_over(context, self._queries(x), given)))
         query, key, value = map(self._heads, projected(self, x, context))
         return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
 
@@ -229,6 +228,8 @@ class MultiHeadAttention(Layer):
         (True, (2, 5, 48))
         """
         given = known_to_layers(options, LayerOptions)
+        if isinstance(context, Cache):
+            raise TypeError("context must be the tokens themselves where gradients are wanted, got a cache")
         heads, to_tokens = projected_and_vjp(self, x, context)
         attended, to_heads = sdpa_with_vjp(*map(self._heads, heads), layout="LHE", **given)
         value, to_attended = self.output.value_and_vjp(self._joined(attended))
@@ -256,9 +257,16 @@ class MultiHeadAttention(Layer):
             After dropout where it is given.
         """
         given = known_to_layers(options, LayerOptions)
-        query, key, value = map(self._heads, projected(self, x, context))
-        attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
+        if isinstance(context, Cache):
+            attended, weights = attend_over(context, self._queries(x), given, sdpa_and_weights)
+        else:
+            query, key, value = map(self._heads, projected(self, x, context))
+            attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
         return self.output(self._joined(attended)), weights
+
+    def _queries(self, x: Any) -> Array:
+        """Return the queries of tokens, ``(..., L, H, E)``."""
+        return self._heads(self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size)))
 
     def _heads(self, y: Array) -> Array:
         """Return projected tokens as ``(..., length, H, E)``."""

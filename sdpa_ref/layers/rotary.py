@@ -77,6 +77,17 @@ def rotary(
     >>> scores = [rotary(q, [2 + n]) @ rotary(k, [7 + n]).T for n in (0, 5)]
     >>> bool(np.allclose(*scores))
     True
+
+    Keys go into a cache as they were turned, each by its own position:
+
+    >>> from sdpa_ref import KVCache
+    >>> cache, tokens = KVCache(2, 3, 8), np.ones((2, 3, 1, 8), np.float32)
+    >>> for step in range(4):
+    ...     places = cache.lengths[:, None]
+    ...     cache.append(rotary(tokens, places), tokens)
+    ...     output = cache.attend(rotary(tokens, places))
+    >>> places.tolist(), output.shape
+    ([[3], [3]], (2, 3, 1, 8))
     """
     return _turned("x", x, positions, base, width, interleaved, scaling, layout)
 

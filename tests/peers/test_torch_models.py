@@ -82,3 +82,56 @@ def test_norms(ours, theirs):
     assert gradients.weights.keys() == dict(theirs.named_parameters()).keys()
     for name, parameter in theirs.named_parameters():
         agree(gradients.weights[name], parameter.grad.numpy(), error=1e-13)
+
+
+class Block(torch.nn.Module):
+    """A block of Llama: norm, grouped attention with rotary positions, norm, and a gated layer with SiLU."""
+
+    def __init__(self, width, heads, kv_heads, size, inner):
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        linear = [(width, heads * size), (width, kv_heads * size), (width, kv_heads * size), (heads * size, width)]
+        self.query, self.key, self.value, self.output = (torch.nn.Linear(*sizes, bias=False) for sizes in linear)
+        self.gate, self.up = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(inner, width, bias=False)
+        self.before, self.after = (torch.nn.RMSNorm(width, eps=1e-5) for _ in range(2))
+
+    def forward(self, x):
+        normed = self.before(x)
+        query, key, value = (
+            part(normed).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part, heads in ((self.query, self.heads), (self.key, self.kv_heads), (self.value, self.kv_heads))
+        )
+        size = query.shape[-1]
+        frequencies = 1.0 / (10000.0 ** (torch.arange(0, size, 2).double() / size))
+        angles = torch.arange(x.shape[1])[:, None] * torch.cat((frequencies, frequencies))
+        query, key = (of_halves(each, angles.cos(), angles.sin()) for each in (query, key))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        x = x + self.output(attended.transpose(1, 2).flatten(-2))
+        normed = self.after(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+def test_a_block_of_llama_token_by_token():
+    block, x = Block(12, 4, 2, 6, 20).double(), normal(2, 5, 12)
+    with torch.no_grad():
+        expected = block(torch.from_numpy(x)).numpy()
+    entries = block.state_dict()
+    layers = {
+        name: (sr.RMSNorm if name in ("before", "after") else sr.Linear).from_state_dict(
+            {"weight": entries[f"{name}.weight"]}, **({"eps": 1e-5} if name in ("before", "after") else {}))
+        for name in ("before", "after", "gate", "up", "down", "query", "key", "value", "output")
+    }  # fmt: skip
+    cache = sr.KVCache(2, 2, 6, dtype=np.float64, layout="LHE")
+    parts = []
+    for at in (slice(0, 3), slice(3, 4), slice(4, 5)):
+        tokens = x[:, at]
+        normed = layers["before"](tokens)
+        heads = [layers[name](normed).reshape(2, -1, n, 6) for name, n in (("query", 4), ("key", 2), ("value", 2))]
+        places = cache.lengths[:, None] + np.arange(tokens.shape[1])
+        query, key = (sr.rotary(each, places, layout="LHE") for each in heads[:2])
+        cache.append(key, heads[2])
+        tokens = tokens + layers["output"](cache.attend(query).reshape(2, -1, 24))
+        normed = layers["after"](tokens)
+        parts.append(tokens + layers["down"](sr.silu(layers["gate"](normed)) * layers["up"](normed)))
+    agree(np.concatenate(parts, 1), expected, error=1e-13)
