@@ -148,12 +148,15 @@ def test_llama3_scaling_by_turns():
         assert frequency == pytest.approx(expected, rel=1e-13)
 
 
+@pytest.mark.parametrize("length", [4096, 100, 10**40])
 @pytest.mark.parametrize("truncate", [True, False])
-def test_yarn_scaling_by_dimensions(truncate):
-    got, factor = YarnScaling(32, 4096, truncate=truncate).frequencies(64, 150000.0, np.arange(1))
+def test_yarn_scaling_by_dimensions(truncate, length):
+    """Also where the ramp would begin before the first pair, or end beyond the width."""
+    got, factor = YarnScaling(32, length, truncate=truncate).frequencies(64, 150000.0, np.arange(1))
     assert factor == pytest.approx(0.1 * math.log(32) + 1)
-    ends = [64 * math.log(4096 / (turns * 2 * math.pi)) / (2 * math.log(150000)) for turns in (32, 1)]
+    ends = [64 * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(150000)) for turns in (32, 1)]
     low, high = (math.floor(ends[0]), math.ceil(ends[1])) if truncate else ends
+    low, high = max(low, 0), min(high, 63)
     for n, frequency in enumerate(got):
         slow = min(max((n - low) / (high - low), 0), 1)
         expected = 150000.0 ** (-2 * n / 64) * (1 - slow + slow / 32)
