@@ -57,6 +57,9 @@ class LayerOptions(MapOptions, total=False):
     """The keywords of a layer whose tokens stand in a row."""
 
     query_offset: Any
+    scale: float | None
+    softcap: float | None
+    sink: Any
 
 
 def spelled_out(options: Any, **defaults: Any) -> Callable[[_F], _F]:

@@ -9,7 +9,7 @@ import pytest
 import sdpa_ref
 from sdpa_ref import ALiBi, KeyLengths, sdpa, sdpa_state, sdpa_vjp, sdpa_weights
 from sdpa_ref.floating_point import default_rules, keeps_subnormals
-from sdpa_ref.layers import Conv1x1, Embedding, Linear, MultiHeadAttention, SpatialAttention
+from sdpa_ref.layers import Conv1x1, Embedding, LayerNorm, Linear, MultiHeadAttention, RMSNorm, SpatialAttention
 
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
@@ -101,6 +101,8 @@ LAYERS = {
     "embedding": (Embedding(9, 8, rng=0), np.arange(130) % 9),
     "feature map": (Conv1x1(8, 8, rng=0), q[0, 0, :64].T.reshape(8, 8, 8) * TINY),
     "attention": (MultiHeadAttention(8, 2, rng=0), q[0, 0] * TINY),
+    "layer norm": (LayerNorm(8, eps=1e-38), q[0, 0] * TINY),
+    "rms norm": (RMSNorm(8, eps=1e-38), q[0, 0] * TINY),
     "spatial attention": (SpatialAttention(8, 2, 4, rng=0), q[0, 0, :64].T.reshape(8, 8, 8) * TINY),
 }
 
@@ -120,6 +122,23 @@ def test_other_rules_change_no_bit_of_a_layer_and_of_its_gradients(name, rules):
         assert wanted.x is None or gradients.x.tobytes() == wanted.x.tobytes()
         for part, array in wanted.weights.items():
             assert gradients.weights[part].tobytes() == array.tobytes(), part
+
+
+ELEMENTWISE = {
+    "rotary": lambda x: sdpa_ref.rotary(x, range(x.shape[-2])),
+    "rotary_vjp": lambda x: sdpa_ref.rotary_vjp(x, range(x.shape[-2])),
+    **{name: getattr(sdpa_ref, name) for name in ("gelu", "gelu_derivative", "silu", "silu_derivative")},
+}
+
+
+@pytest.mark.parametrize("rules", [FLUSH, *ROUND], ids=hex)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_other_rules_change_no_bit_of_what_is_between_layers(name, rules):
+    x = np.concatenate([q[0, 0], q[0, 0] * TINY**2 * 0.25, q[0, 0] * 8])
+    right = ELEMENTWISE[name](x)
+    with flushing(rules):
+        result = ELEMENTWISE[name](x)
+    assert result.tobytes() == right.tobytes()
 
 
 @pytest.mark.parametrize("call", GRADIENTS)

@@ -283,6 +283,10 @@ def test_rule_29_positions(width):
     ("make", "error", "message"),
     [
         (lambda: MultiHeadAttention(10, 3), ValueError, "hidden_size = 10 must be a multiple of num_heads = 3"),
+        (lambda: MultiHeadAttention(10, 6, num_kv_heads=4, head_size=2), ValueError,
+         "num_heads = 6 must be a multiple of num_kv_heads = 4"),
+        (lambda: MultiHeadAttention(6, 3, num_kv_heads=0), ValueError, "num_kv_heads must be at least 1, got 0"),
+        (lambda: MultiHeadAttention(6, 3, head_size=2.5), TypeError, "head_size must be an integer, got float"),
         (lambda: MultiHeadAttention(0, 3), ValueError, "hidden_size must be at least 1, got 0"),
         (lambda: MultiHeadAttention(6, -3), ValueError, "num_heads must be at least 1, got -3"),
         (lambda: MultiHeadAttention(6, 3.0), TypeError, "num_heads must be an integer, got float"),
@@ -326,7 +330,9 @@ X = np.zeros((2, 5, 6), np.float32)
         (lambda layer: layer(X.astype(int)), TypeError, "x must be float16, .* got int64; convert it"),
         (lambda layer: layer(X, is_causal=True), TypeError, r"mask=Causal\(\)"),
         (lambda layer: layer(X, key_padding_mask=None), TypeError, "KeyLengths"),
-        (lambda layer: layer(X, scale=1.0), TypeError, "keyword 'scale' does not apply"),
+        (lambda layer: layer(X, scale=np.inf), ValueError, "scale must be finite"),
+        (lambda layer: layer(X, softcap=-1.0), ValueError, "softcap must be finite and above 0"),
+        (lambda layer: layer(X, sink=np.zeros(2)), ValueError, r"sink must be a number or have shape \(Hq,\)"),
         (lambda layer: layer(X, masks=None), TypeError, "did you mean mask="),
         (lambda layer: layer(X, dropout=0.1), TypeError, r"dropout must be a Dropout\(p, seed\), got float"),
         (lambda layer: layer(X, X[:, :3], mask=Causal()), ValueError, "query_offset"),
@@ -408,8 +414,8 @@ def test_a_layer_projects_and_asks_once(monkeypatch):
 @pytest.mark.parametrize(
     ("layer", "names"),
     [
-        (MultiHeadAttention, "x context mask bias query_offset dropout backend"),
-        (AttentionHead, "x context mask bias query_offset dropout backend"),
+        (MultiHeadAttention, "x context mask bias query_offset scale softcap sink dropout backend"),
+        (AttentionHead, "x context mask bias query_offset scale softcap sink dropout backend"),
         (SpatialAttention, "x mask bias dropout backend"),
     ],
 )

@@ -11,9 +11,11 @@ from sdpa_ref import (
     Dropout,
     Embedding,
     KeyLengths,
+    LayerNorm,
     Linear,
     MultiHeadAttention,
     QueryLengths,
+    RMSNorm,
     SpatialAttention,
     Window,
 )
@@ -23,7 +25,7 @@ from sdpa_ref.testing import assert_same_bits, slope
 DOUBLE = {"rng": 1, "dtype": np.float64}
 DROPOUT = Dropout(0.3, 7)
 IDS = np.array([[3, 0, 3], [5, 3, 1]])
-SIZES = {MultiHeadAttention: ("num_heads",), SpatialAttention: ("heads",)}
+SIZES = {MultiHeadAttention: ("num_heads",), SpatialAttention: ("heads",), LayerNorm: ("eps",), RMSNorm: ("eps",)}
 
 
 def normal(*shape, dtype=np.float64, seed=0):
@@ -47,6 +49,13 @@ ATTENTION = {
     "heads, one question": (MultiHeadAttention(6, 2, **DOUBLE), [(5, 6), (2, 7, 6)], {"bias": normal(2, 2, 1, 7)}),
     "heads, an empty entry": (MultiHeadAttention(6, 3, **DOUBLE), [(2, 5, 6)], {"mask": KeyLengths([5, 0])}),
     "heads, two biases": (MultiHeadAttention(6, 3, **DOUBLE), [(2, 5, 6)], {"bias": (normal(5, 5), normal(3, 1, 1))}),
+    "grouped heads": (
+        MultiHeadAttention(6, 4, ("query", "output"), num_kv_heads=2, head_size=3, **DOUBLE), [(2, 5, 6)],
+        {"mask": Causal(), "scale": 0.7, "softcap": 2.0, "sink": normal(4)}),
+    "grouped heads, context": (
+        MultiHeadAttention(6, 4, num_kv_heads=1, head_size=2, **DOUBLE), [(2, 5, 6), (2, 7, 6)],
+        {"bias": normal(5, 7)}),
+    "head, sink": (AttentionHead(6, 5, **DOUBLE), [(2, 7, 6)], {"sink": normal(1), "softcap": 1.5}),
     "map": (SpatialAttention(6, 2, 5, **DOUBLE), [(2, 6, 3, 4)], {"bias": normal(2, 1, 12), "dropout": DROPOUT}),
     "map alone": (SpatialAttention(4, 3, 2, **DOUBLE), [(4, 3, 2)], {"mask": np.tri(6, dtype=bool)}),
 }  # fmt: skip
@@ -56,6 +65,9 @@ AFFINE = {
     "convolution": (Conv1x1(6, 5, **DOUBLE), [(2, 6, 3, 4)], {}),
     "convolution of one map": (Conv1x1(6, 5, bias=False, **DOUBLE), [(6, 3, 4)], {}),
     "embedding": (Embedding(6, 5, **DOUBLE), [], {}),
+    "layer norm": (LayerNorm(6, dtype=np.float64), [(2, 3, 6)], {}),
+    "layer norm of one token": (LayerNorm(6, bias=False, eps=0.1, dtype=np.float64), [(6,)], {}),
+    "rms norm": (RMSNorm(6, dtype=np.float64), [(2, 3, 6)], {}),
 }
 
 
@@ -74,6 +86,8 @@ def check(layer, shapes, options):
     found = [gradients.weights[name] for name in weights]
     found += [each for each in (gradients.x, gradients.context) if each is not None]
     found += gradients.bias if isinstance(gradients.bias, tuple) else [gradients.bias] if biases else []
+    if "sink" in options:
+        given, found = [*given, options["sink"]], [*found, gradients.sink]
     assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in given]
 
     sizes = {name: getattr(layer, name) for name in SIZES.get(type(layer), ())}
@@ -83,8 +97,9 @@ def check(layer, shapes, options):
         moved = iter([each + t * way for each, way in zip(given, ways, strict=True)])
         other = type(layer).from_state_dict({name: next(moved) for name in weights}, **sizes)
         arrays = [next(moved) for _ in inputs] or [IDS]
-        bias = {"bias": tuple(moved)} if biases else {}
-        return float((first(other(*arrays, **options | bias)) * grad).sum())
+        bias = {"bias": tuple(next(moved) for _ in biases)} if biases else {}
+        sink = {"sink": next(moved)} if "sink" in options else {}
+        return float((first(other(*arrays, **options | bias | sink)) * grad).sum())
 
     along, error = slope(loss)
     assert abs(sum((each * way).sum() for each, way in zip(found, ways, strict=True)) - along) <= error
@@ -196,7 +211,7 @@ def test_wrong_gradients(layer):
 @pytest.mark.parametrize("layer", LAYERS[:3], ids=repr)
 def test_wrong_options(layer):
     x = normal(2, 6, 3, 6, dtype=np.float32)
-    hints = {"attn_mask": "here it is mask=", "scale": "does not apply", "masks": "did you mean mask="}
+    hints = {"attn_mask": "here it is mask=", "layout": "does not apply", "masks": "did you mean mask="}
     for keyword, hint in hints.items():
         with pytest.raises(TypeError, match=f"keyword '{keyword}'.*{hint}"):
             layer.value_and_vjp(x, **{keyword: None})

@@ -36,11 +36,15 @@ def append_and_attend(cache: Cache, query: Array, key: Array, value: Array, opti
         raise
 
 
-def attend_over(cache: Cache, query: Array, options: Any) -> Array:
-    """Return attention over all that a cache holds, whatever comes first; query and output "LHE"."""
+def attend_over(cache: Cache, query: Array, options: Any, attend: Any = sdpa) -> Any:
+    """Return attention over all that a cache holds, whatever comes first; query and output "LHE".
+
+    With `sdpa_and_weights` to attend it is output and weights.
+    """
     mask = KeyLengths(cache.key_lengths)
     options = options | {"mask": mask if options.get("mask") is None else mask & options["mask"]}
-    return _turned(cache, sdpa(_turned(cache, query), cache.key, cache.value, layout=cache.layout, **options))
+    result = attend(_turned(cache, query), cache.key, cache.value, layout=cache.layout, **options)
+    return (_turned(cache, result[0]), result[1]) if isinstance(result, tuple) else _turned(cache, result)
 
 
 def _turned(cache: Cache, array: Array) -> Array:

@@ -21,12 +21,15 @@ class LayerGradients(NamedTuple):
         By the names of `Layer.state_dict`.
     bias : array, None, or a tuple of them
         By the `bias` that a call adds to the scores, as in `Gradients`; that of a projection is in `weights`.
+    sink : array or None
+        By the `sink` of a call.
     """
 
     x: Array
     context: Array
     weights: dict[str, Array]
     bias: Any = None
+    sink: Array = None
 
 
 Vjp = Callable[[Any], LayerGradients]

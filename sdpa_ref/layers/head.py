@@ -76,7 +76,7 @@ class AttentionHead(Layer):
             Tokens that make the queries.
         context : array, shape (..., S, hidden_size), optional
             Tokens that answer; those of `x` by default.
-        mask, bias, query_offset, dropout, backend
+        mask, bias, query_offset, scale, softcap, sink, dropout, backend
             As in `sdpa_ref.sdpa`, with one head: mask and bias broadcast to ``(..., 1, L, S)``, True = may attend.
             Without `dropout` nothing is dropped.
 

@@ -9,23 +9,27 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
-from sdpa_ref.arrays import Array
+from sdpa_ref.arrays import Array, real_number
 from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, shape_of
+
+_PLAIN = (int, float)  # the types of fields that are no weights
 
 
 class Layer:
     """What all layers share: named weights.
 
-    A layer is a frozen dataclass of sizes (integers) and weights (arrays, or layers of their own) under the attribute
+    A layer is a frozen dataclass of sizes (integers), numbers, and weights (arrays, or layers) under the attribute
     names of the PyTorch module: ``layer.query.weight`` is the entry ``"query.weight"`` of what that module saves.
     """
 
     _weights: ClassVar[Axes] = {}
     _biases: ClassVar[Axes] = {}  # each of these is there or not
     _given: ClassVar[tuple[str, ...]] = ()  # sizes that do not follow from the shapes of the weights
+    _told: ClassVar[tuple[str, ...]] = ()  # sizes that follow, and that may be given to be checked
+    _numbers: ClassVar[Mapping[str, float]] = {}  # what is neither a size nor a weight, at least 0, and its default
 
     @classmethod
-    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
+    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: float) -> Self:
         """Return the layer with these weights; its sizes come from their shapes.
 
         Parameters
@@ -33,8 +37,9 @@ class Layer:
         entries : mapping of str to array
             What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes. They are not copied
             where the memory allows, so that the layer sees what is written to them later.
-        **sizes : int
+        **sizes : int, or float
             What the shapes do not determine: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
+            `MultiHeadAttention` checks `num_kv_heads` and `head_size`, too, where they are given. The `eps` of a norm.
 
         Raises
         ------
@@ -48,15 +53,19 @@ class Layer:
         >>> AttentionHead.from_state_dict({"query.weight": weight, "key.weight": weight, "value.weight": weight})
         AttentionHead(hidden_size=3, attention_head_size=2)
         """
-        if set(sizes) != set(cls._given):
-            wanted, got = (", ".join(f"{name}=" for name in names) or "no size" for names in (cls._given, sizes))
+        numbers = {name: sizes.pop(name, default) for name, default in cls._numbers.items()}
+        if set(sizes) - set(cls._told) != set(cls._given):
+            wanted, got = (
+                ", ".join(f"{name}=" for name in names) or "no size" for names in ((*cls._given, *cls._numbers), sizes)
+            )
             raise TypeError(f"{cls.__name__} takes {wanted} beside the weights, got {got}")
         layer = object.__new__(cls)
-        layer._fill(*checked_weights(cls.__name__, entries, cls._weights, cls._biases, checked_sizes(**sizes)))
+        arrays, known = checked_weights(cls.__name__, entries, cls._weights, cls._biases, checked_sizes(**sizes))
+        layer._fill(arrays, {**known, **numbers})
         return layer
 
     @classmethod
-    def load(cls, path: str | PathLike[str], **sizes: int) -> Self:
+    def load(cls, path: str | PathLike[str], **sizes: float) -> Self:
         """Return the layer whose weights are in a safetensors file.
 
         Parameters
@@ -64,7 +73,7 @@ class Layer:
         path : str or path
             The file, written by `save` or by PyTorch's ``safetensors.torch.save_file``; or the index
             ``*.safetensors.index.json`` of a model in several files.
-        **sizes : int
+        **sizes : int, or float
             As in `from_state_dict`.
 
         Raises
@@ -87,7 +96,7 @@ class Layer:
             value = getattr(self, field.name)
             if isinstance(value, Layer):
                 entries |= {f"{field.name}.{name}": array for name, array in value.state_dict().items()}
-            elif field.type is not int and value is not None:
+            elif field.type not in _PLAIN and value is not None:
                 entries[field.name] = value
         return entries
 
@@ -116,7 +125,7 @@ class Layer:
             safetensors().save_file(contiguous, unfinished)
 
     def __repr__(self) -> str:
-        sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type is int)  # type: ignore[arg-type]
+        sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type in _PLAIN)  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(sizes)})"
 
     def _draw(self, rng: Any, dtype: Any, bias: bool | Collection[str], **sizes: int) -> None:
@@ -142,12 +151,20 @@ class Layer:
             raise ValueError(f"bias must be True or False, got {bias!r:.80}{hint}")
         return {name: self._biases[name] for part, name in parts.items() if part in bias}
 
-    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> None:
         """Set the fields of a new layer, once."""
+        sizes = {**sizes, **{name: _at_least_0(name, sizes[name]) for name in self._numbers}}
         for field in fields(self):  # type: ignore[arg-type]
-            value: Any = sizes.get(field.name) if field.type is int else arrays.get(field.name)
+            value: Any = sizes.get(field.name) if field.type in _PLAIN else arrays.get(field.name)
             if isinstance(field.type, type) and issubclass(field.type, Layer):
                 prefix = f"{field.name}."
                 own = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
                 value = field.type.from_state_dict(own)
             object.__setattr__(self, field.name, value)
+
+
+def _at_least_0(name: str, value: Any) -> float:
+    number = real_number(name, value)
+    if number < 0:
+        raise ValueError(f"{name} must be at least 0, got {number}")
+    return number

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 
+from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.api import sdpa, sdpa_with_vjp
 from sdpa_ref.arrays import Array
 from sdpa_ref.layers.attend import append_and_attend, attend_over, sdpa_and_weights
@@ -25,23 +26,32 @@ _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class MultiHeadAttention(Layer):
-    """Multi-head attention: heads of ``hidden_size // num_heads``, concatenated, and an `output` projection.
+    """Multi-head attention: several heads, concatenated, and an `output` projection.
 
     Parameters
     ----------
     hidden_size : int
-        Width of the tokens, a multiple of `num_heads`.
+        Width of the tokens.
     num_heads : int
-        Number of heads H.
+        Number of query heads H.
     bias : bool or collection of str
-        Whether the projections have biases, or the names of those that do: ``("query", "value")``.
+        Whether the projections have biases, or the names of those that do: ``("query", "value", "output")``.
+    num_kv_heads : int, optional
+        Number of key and value heads, of which `num_heads` is a multiple: query head h reads key head
+        ``h // (num_heads // num_kv_heads)``. `num_heads` by default.
+    head_size : int, optional
+        Width E of a head; ``hidden_size // num_heads`` by default.
     rng, dtype
         As in `Linear`.
 
     Attributes
     ----------
-    query, key, value, output : Linear
-        From `hidden_size` to `hidden_size`. Head h reads the rows ``[h * E, (h + 1) * E)`` of the first three.
+    query : Linear
+        From `hidden_size` to ``num_heads * head_size``. Head h is made by the rows ``[h * E, (h + 1) * E)``.
+    key, value : Linear
+        From `hidden_size` to ``num_kv_heads * head_size``, likewise.
+    output : Linear
+        From ``num_heads * head_size`` to `hidden_size`.
 
     Notes
     -----
@@ -58,18 +68,34 @@ class MultiHeadAttention(Layer):
     >>> output, weights = layer.with_weights(x, mask=Causal())
     >>> weights.shape, weights[0, 0, 1].tolist()
     ((2, 4, 5, 5), [0.5, 0.5, 0.0, 0.0, 0.0])
+
+    Four query heads of 16 that share two key heads, as in Llama; the sizes are read from the shapes of the weights:
+
+    >>> grouped = MultiHeadAttention(48, num_heads=4, num_kv_heads=2, head_size=16, bias=False, rng=0)
+    >>> grouped.query.weight.shape, grouped.key.weight.shape, grouped.output.weight.shape
+    ((64, 48), (32, 48), (48, 64))
+    >>> MultiHeadAttention.from_state_dict(grouped.state_dict(), num_heads=4)
+    MultiHeadAttention(hidden_size=48, num_heads=4, num_kv_heads=2, head_size=16)
     """
 
     hidden_size: int
     num_heads: int
+    num_kv_heads: int
+    head_size: int
     query: Linear
     key: Linear
     value: Linear
     output: Linear
 
-    _weights: ClassVar[Axes] = {f"{name}.weight": "hidden_size hidden_size" for name in (*PROJECTIONS, "output")}
-    _biases: ClassVar[Axes] = {f"{name}.bias": "hidden_size" for name in (*PROJECTIONS, "output")}
+    _weights: ClassVar[Axes] = {
+        "query.weight": "num_heads*head_size hidden_size",
+        "key.weight": "num_kv_heads*head_size hidden_size",
+        "value.weight": "num_kv_heads*head_size hidden_size",
+        "output.weight": "hidden_size num_heads*head_size",
+    }
+    _biases: ClassVar[Axes] = {name.replace("weight", "bias"): axes.split()[0] for name, axes in _weights.items()}
     _given = ("num_heads",)
+    _told = ("num_kv_heads", "head_size")
 
     def __init__(
         self,
@@ -77,13 +103,24 @@ class MultiHeadAttention(Layer):
         num_heads: int,
         bias: bool | Collection[str] = True,
         *,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
-        self._draw(rng, dtype, bias, hidden_size=hidden_size, num_heads=num_heads)
+        sizes = checked_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        hidden_size, num_heads = sizes.values()
+        if head_size is None:
+            if hidden_size % num_heads:
+                raise ValueError(
+                    f"hidden_size = {hidden_size} must be a multiple of num_heads = {num_heads}; or give head_size="
+                )
+            head_size = hidden_size // num_heads
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self._draw(rng, dtype, bias, **sizes, num_kv_heads=num_kv_heads, head_size=head_size)
 
     @classmethod
-    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: int) -> Self:
+    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: float) -> Self:
         """Return the layer with these weights, separate or fused: see `Layer.from_state_dict`."""
         if isinstance(entries, Mapping) and any(name in entries for name in (*_FUSED_WEIGHTS, *_FUSED_BIASES)):
             entries = _unfused(checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})[0])
@@ -106,6 +143,8 @@ class MultiHeadAttention(Layer):
         mask, bias, query_offset, dropout, backend
             As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.
             Without `dropout` nothing is dropped.
+        scale, softcap, sink
+            As in `sdpa_ref.sdpa`: the scale is ``1 / sqrt(head_size)`` by default, a sink is a number or ``(H,)``.
 
         Returns
         -------
@@ -128,8 +167,7 @@ class MultiHeadAttention(Layer):
             query, key, value = map(self._heads, projected(self, x, None))
             return self.output(self._joined(append_and_attend(cache, query, key, value, given)))
         if isinstance(context, Cache):
-            query = self._heads(self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size)))
-            return self.output(self._joined(attend_over(context, query, given)))
+            return self.output(self._joined(attend_over(context, self._queries(x), given)))
         query, key, value = map(self._heads, projected(self, x, context))
         return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
 
@@ -166,7 +204,7 @@ class MultiHeadAttention(Layer):
 
         Parameters
         ----------
-        x, context, mask, bias, query_offset, dropout, backend
+        x, context, mask, bias, query_offset, scale, softcap, sink, dropout, backend
             As in a call of the layer; the backend is one that has gradients.
 
         Returns
@@ -190,6 +228,8 @@ class MultiHeadAttention(Layer):
         (True, (2, 5, 48))
         """
         given = known_to_layers(options, LayerOptions)
+        if isinstance(context, Cache):
+            raise TypeError("context must be the tokens themselves where gradients are wanted, got a cache")
         heads, to_tokens = projected_and_vjp(self, x, context)
         attended, to_heads = sdpa_with_vjp(*map(self._heads, heads), layout="LHE", **given)
         value, to_attended = self.output.value_and_vjp(self._joined(attended))
@@ -207,7 +247,7 @@ class MultiHeadAttention(Layer):
 
         Parameters
         ----------
-        x, context, mask, bias, query_offset, dropout, backend
+        x, context, mask, bias, query_offset, scale, softcap, sink, dropout, backend
             As in a call of the layer.
 
         Returns
@@ -217,22 +257,29 @@ class MultiHeadAttention(Layer):
             After dropout where it is given.
         """
         given = known_to_layers(options, LayerOptions)
-        query, key, value = map(self._heads, projected(self, x, context))
-        attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
+        if isinstance(context, Cache):
+            attended, weights = attend_over(context, self._queries(x), given, sdpa_and_weights)
+        else:
+            query, key, value = map(self._heads, projected(self, x, context))
+            attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
         return self.output(self._joined(attended)), weights
+
+    def _queries(self, x: Any) -> Array:
+        """Return the queries of tokens, ``(..., L, H, E)``."""
+        return self._heads(self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size)))
 
     def _heads(self, y: Array) -> Array:
         """Return projected tokens as ``(..., length, H, E)``."""
-        return y.reshape(*y.shape[:-1], self.num_heads, self.hidden_size // self.num_heads)
+        return y.reshape(*y.shape[:-1], y.shape[-1] // self.head_size, self.head_size)
 
     def _joined(self, attended: Array) -> Array:
         """Return the output of the heads side by side."""
-        return attended.reshape(*attended.shape[:-2], self.hidden_size)
+        return attended.reshape(*attended.shape[:-2], self.num_heads * self.head_size)
 
-    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
-        hidden_size, num_heads = sizes["hidden_size"], sizes["num_heads"]
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size = {hidden_size} must be a multiple of num_heads = {num_heads}")
+    def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> None:
+        num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads = {num_heads} must be a multiple of num_kv_heads = {num_kv_heads}")
         super()._fill(arrays, sizes)
 
 

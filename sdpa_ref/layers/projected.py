@@ -38,6 +38,7 @@ def projected_and_vjp(layer: Any, x: Any, context: Any) -> tuple[list[Array], Ca
             to_tokens(gradient.reshape(y.shape)) for (y, to_tokens), gradient in zip(projected, heads[:3], strict=True)
         )
         weights, total = of_parts(query=query, key=key, value=value), key.x + value.x
-        return LayerGradients(query.x + total if alone else query.x, None if alone else total, weights, heads.bias)
+        by_x, by_context = (query.x + total, None) if alone else (query.x, total)
+        return LayerGradients(by_x, by_context, weights, heads.bias, heads.sink)
 
     return [y for y, _ in projected], vjp

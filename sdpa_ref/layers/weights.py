@@ -37,7 +37,7 @@ def checked_weights(
         with suppress(KeyError):  # a size that follows from no shape
             shape = shape_of(expected[name], sizes)
         if array.shape != shape:
-            numbers = "" if shape is None else f" = {shape}"
+            numbers = f" = {_as_far_as_known(expected[name], sizes) if shape is None else shape}"
             faults.append(f"{name} must have shape ({', '.join(expected[name].split())}){numbers}, got {array.shape}")
         if not is_float(array.dtype):
             faults.append(f"{name} must be {FLOATS}, got {array.dtype}")
@@ -79,19 +79,37 @@ def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(math.prod(int(f) if f.isdigit() else sizes[f] for f in axis.split("*")) for axis in axes.split())
 
 
+def _as_far_as_known(axes: str, sizes: Mapping[str, int]) -> str:
+    """Return the shape with these sizes, and the names of the others: ``(4*head_size, 6)``."""
+    shown = []
+    for axis in axes.split():
+        known, unknown = _parted(axis, sizes)
+        shown.append("*".join([str(known)] * (known > 1 or not unknown) + unknown))
+    return f"({', '.join(shown)})"
+
+
+def _parted(axis: str, sizes: Mapping[str, int]) -> tuple[int, list[str]]:
+    """Return the product of the factors that are known, and the names of the others."""
+    factors = axis.split("*")
+    known = math.prod(int(f) if f.isdigit() else sizes.get(f, 1) for f in factors)
+    return known, [f for f in factors if not f.isdigit() and f not in sizes]
+
+
 def _told(shapes: list[tuple[str, tuple[int, ...]]], given: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes that most shapes agree on, so that one wrong shape is reported and not all the others."""
+    """Return the sizes that most shapes agree on, so that one wrong shape is reported and not all the others.
+
+    A length tells a size where all its other factors are known, be it from the other lengths.
+    """
     votes: dict[str, Counter[int]] = {}
     for axes, shape in shapes:
         if len(axes.split()) != len(shape):
             continue
         for axis, length in zip(axes.split(), shape, strict=True):
-            factors = axis.split("*")
-            known = math.prod(int(f) if f.isdigit() else given.get(f, 1) for f in factors)
-            unknown = [f for f in factors if not f.isdigit() and f not in given]
-            if unknown and length and length % known == 0:
+            known, unknown = _parted(axis, given)
+            if len(unknown) == 1 and length and length % known == 0:
                 votes.setdefault(unknown[0], Counter())[length // known] += 1
-    return {size: counter.most_common(1)[0][0] for size, counter in votes.items()}
+    told = {size: counter.most_common(1)[0][0] for size, counter in votes.items()}
+    return told | _told(shapes, {**given, **told}) if told else told
 
 
 def checked_input(name: str, value: Any, axes: str, **sizes: int) -> Array:

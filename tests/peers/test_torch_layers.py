@@ -52,6 +52,30 @@ class Heads(nn.Module):
         return self.output((probs @ value).transpose(-2, -3).flatten(-2)), probs
 
 
+class Grouped(nn.Module):
+    """Heads of their own width that share keys and values, and a bias for some of the projections, as in Qwen2."""
+
+    def __init__(self, hidden_size, num_heads, num_kv_heads, head_size, bias=("query", "key", "value")):
+        super().__init__()
+        self.heads, self.kv_heads = num_heads, num_kv_heads
+        self.query = nn.Linear(hidden_size, num_heads * head_size, "query" in bias)
+        self.key, self.value = (nn.Linear(hidden_size, num_kv_heads * head_size, n in bias) for n in ("key", "value"))
+        self.output = nn.Linear(num_heads * head_size, hidden_size, "output" in bias)
+
+    def forward(self, x, context=None, keep=None):
+        context = x if context is None else context
+        query, key, value = (
+            part(tokens).unflatten(-1, (heads, -1)).transpose(-2, -3)
+            for part, tokens, heads in (
+                (self.query, x, self.heads), (self.key, context, self.kv_heads), (self.value, context, self.kv_heads))
+        )  # fmt: skip
+        key, value = (part.repeat_interleave(self.heads // self.kv_heads, -3) for part in (key, value))
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+        probs = functional.softmax(scores, dim=-1)
+        return self.output((probs @ value).transpose(-2, -3).flatten(-2)), probs
+
+
 class Fused(nn.MultiheadAttention):
     """PyTorch's own module, whose mask is True where a key is dropped."""
 
@@ -86,6 +110,9 @@ CASES = {
     "head without bias, context": (lambda: Head(48, 12, bias=False), AttentionHead, {}, [(2, 9, 48), (2, 17, 48)]),
     "heads": (lambda: Heads(48, 4), MultiHeadAttention, {"num_heads": 4}, [(2, 17, 48)]),
     "heads, context": (lambda: Heads(48, 3), MultiHeadAttention, {"num_heads": 3}, [(2, 9, 48), (2, 17, 48)]),
+    "grouped": (lambda: Grouped(48, 6, 2, 10), MultiHeadAttention, {"num_heads": 6}, [(2, 17, 48)]),
+    "grouped, context": (
+        lambda: Grouped(48, 6, 1, 10, ("output",)), MultiHeadAttention, {"num_heads": 6}, [(2, 9, 48), (2, 17, 48)]),
     "fused": (lambda: Fused(48, 4), MultiHeadAttention, {"num_heads": 4}, [(2, 17, 48)]),
     "fused without bias, context": (
         lambda: Fused(48, 6, bias=False), MultiHeadAttention, {"num_heads": 6}, [(2, 9, 48), (2, 17, 48)]),
@@ -158,7 +185,7 @@ def test_bfloat16_through_a_file(backend, tmp_path):
     assert_within_budget(result, module, [x.astype(np.float32)], torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["head", "heads", "fused"])
+@pytest.mark.parametrize("name", ["head", "heads", "grouped", "fused"])
 def test_masks(name, backend):
     make, layer_type, given, shapes = CASES[name]
     module, inputs = module_of(make).double(), inputs_of(shapes)
@@ -190,7 +217,7 @@ def test_gradients(name, gradient_backend):
         agree(ours, expected[weight], error=ASKED_FOR)
 
 
-@pytest.mark.parametrize("name", ["head", "heads", "fused"])
+@pytest.mark.parametrize("name", ["head", "heads", "grouped", "fused"])
 def test_gradients_under_a_mask(name, gradient_backend):
     make, layer_type, given, ((B, L, width),) = CASES[name]
     module, x = module_of(make).double(), np.random.default_rng(5).standard_normal((B, L, width))
