@@ -223,7 +223,9 @@ class Capabilities:
     def of_signature(cls, function: Callable[..., Any]) -> "Capabilities":
         """Return the claims of a function that says nothing but which keywords it takes."""
         parameters = inspect.signature(function).parameters
-        takes = {name for name in ("mask", "softcap", "sink", "score_mod", "dropout", "key_positions") if name in parameters}
+        takes = {
+            name for name in ("mask", "softcap", "sink", "score_mod", "dropout", "key_positions") if name in parameters
+        }
         bias = "same" if "bias" in parameters else "none"
         scale = "any" if "scale" in parameters else "none"
         return cls.of({**dict.fromkeys(takes, True), "bias": bias, "scale": scale})

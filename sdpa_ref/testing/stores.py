@@ -177,9 +177,7 @@ def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple
     return case, Book(table, order, np.asarray(lengths), N, P, bad, case.options.get("layout", "HLE"))
 
 
-def _encoded(
-    rng: np.random.Generator, x: Array, kind: str, case: Case, claims: Capabilities, book: Book | None
-) -> Any:
+def _encoded(rng: np.random.Generator, x: Array, kind: str, case: Case, claims: Capabilities, book: Book | None) -> Any:
     """Return keys, heads first, as codes of the kind, in blocks that are drawn and in the layout of the call."""
     *lead, S, E = x.shape
     kind = "int8" if kind == "int4" and E % 2 else kind
