@@ -39,7 +39,7 @@ def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
 
 
 def moved(value: Any) -> Any:
-    """Return NumPy arrays, those in tuples, masks and stored keys too, as CuPy arrays of the same strides and alignment."""
+    """Return NumPy arrays, those in masks and stored keys too, as CuPy arrays of the same strides and alignment."""
     if isinstance(value, tuple):
         return tuple(map(moved, value))
     if isinstance(value, Paged):

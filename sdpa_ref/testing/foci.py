@@ -187,9 +187,6 @@ def stored(rng: np.random.Generator, claims: Capabilities) -> Words:
     batch = None if rank == 2 else tuple(int(n) for n in rng.choice(entries, rank - 3))
     E = int(rng.choice((4, 8, 64, 96, 128)))
     words |= {"L": int(rng.integers(1, 5)), "S": S, "E": E, "Ev": E if rng.random() < 0.7 else 8, "batch": batch}
-    if rng.random() < 0.3:  # as many as a page has slots
-        n = int(rng.choice((3, 8)))
-        words["heads"] = (n, n)
     return words | {"numbers": str(rng.choice(("normal", "needles", "needles", "one key")))}
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref.masks import Mask
-from sdpa_ref.testing import recipes
 from sdpa_ref.testing.capabilities import Capabilities
 from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.cases import Case
@@ -28,14 +27,16 @@ def reads_pages(target: Target, case: Case) -> Failure | None:
     if case.query.ndim == 2:
         return None
     case, book = _booked(rng, case, claims)
-    stored = _with(case, *(book.paged(_turned(x, case)) for x in case.arrays[1:]))
+    keys = [book.around(book.cut(_turned(x, case))) for x in case.arrays[1:]]
+    stored = _with(case, *keys)
     got = called(target, "forward", stored, *stored.arrays, **stored.options)
     failure = judged(got, stored, claims)
     if failure or not (claims.invariant and claims.mask_algebra and "key lengths" in claims.masks):
         return failure
     mask, valid = stored.options.get("mask"), sr.KeyLengths(book.lengths)
     options = stored.options | {"mask": valid if mask is None else valid & mask}
-    gathered = called(target, "forward", stored, case.query, stored.key.dense(), stored.value.dense(), **options)
+    key, value = (pages.dense() for pages in keys)
+    gathered = called(target, "forward", stored, case.query, key, value, **options)
     if isinstance(gathered, Failure):
         return gathered
     try:
@@ -75,7 +76,7 @@ def counts_in_positions(target: Target, case: Case) -> Failure | None:
 
 
 def decodes(target: Target, case: Case) -> Failure | None:
-    """Return the failure of a step of a decode loop, whose keys are written into one buffer with garbage behind them."""
+    """Return the failure of a step of a decode loop, which writes its key into a buffer with garbage behind."""
     claims, rng = target.capabilities, _rng(case)
     query, key, value = (_turned(x, case) for x in case.arrays)
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
@@ -100,9 +101,10 @@ def decodes(target: Target, case: Case) -> Failure | None:
                     buffer[..., j, :] = x[..., j, :]
         written = t + 1
         row = query[..., min(t, query.shape[-2] - 1), :][..., None, :]
-        now, options = [_turned(x, case) for x in buffers], dict(case.options)
+        now: list[Any] = [_turned(x, case) for x in buffers]
+        options = dict(case.options)
         if P:
-            now = [sr.Paged(x, table, written, case.options.get("layout", "HLE")) for x in now]
+            now = [sr.Paged(x, table, np.asarray(written), case.options.get("layout", "HLE")) for x in now]
         elif "key lengths" in claims.masks:
             options["mask"] = sr.KeyLengths(written)
         else:
@@ -127,30 +129,28 @@ class Book:
     bad: float
     layout: str
 
-    def paged(self, array: Array) -> Any:
-        """Return keys ``(*batch, H, S, E)`` as `Paged`."""
-        return self.around(self.cut(array))
-
     def around(self, pages: Any) -> Any:
         """Return the `Paged` of pages."""
         return sr.Paged(pages, self.table, self.lengths, self.layout)
 
     def cut(self, array: Array) -> Array:
-        """Return the pages, in the layout of the call."""
+        """Return the pages of keys ``(*batch, H, S, E)``, in the layout of the call."""
         P = self.page
         whole = array.dtype.kind in "iu"
         pages = np.full((self.pages, array.shape[-3], P, array.shape[-1]), 77 if whole else self.bad, array.dtype)
         for *b, m in np.argwhere(np.arange(self.order.shape[-1]) * P < self.lengths[..., None]).tolist():
-            keys = array[(*b, slice(None), slice(m * P, min(m * P + P, int(self.lengths[tuple(b)]))))]
+            keys = array[tuple(b)][:, m * P : min(m * P + P, int(self.lengths[tuple(b)]))]
             pages[self.order[(*b, m)], :, : keys.shape[-2]] = keys
         return np.array(pages.swapaxes(1, 2)) if self.layout == "LHE" else pages
 
 
 def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple[Case, Book]:
     """Return the case with as many keys as its pages have slots, and all leading axes; and the pages."""
-    P, bad = int(rng.choice(_PAGES)), np.nan if claims.poison else 64.0
+    Hkv = case.key.shape[-2 if case.options.get("layout") == "LHE" else -3]
+    P = max(1, int(rng.choice((*_PAGES, Hkv, Hkv, Hkv))))  # as many slots as heads, which may be taken for them
+    bad = np.nan if claims.poison else 64.0
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in case.arrays))
-    key, value = (np.array(np.broadcast_to(x, (*lead, *x.shape[-3:]))) for x in case.arrays[1:])
+    key, value = (np.array(np.broadcast_to(x, (*lead, *x.shape[-3:])), order="C") for x in case.arrays[1:])
     axis = -3 if case.options.get("layout") == "LHE" else -2
     S = key.shape[axis]
     exact = S >= P and rng.random() < 0.4  # no spare slot, so that a length may be M * P
@@ -162,13 +162,11 @@ def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple
     N = entries * M + 2
     order = rng.permutation(N)[: entries * M].reshape(*lead, M)
     if entries > 1 and rng.random() < 0.3:  # a prefix of whole pages that all entries share
-        first, whole = (0,) * len(lead), int(rng.integers(1, M + 1))
-        lengths = np.maximum(lengths, min(whole * P, S))
-        order[..., :whole] = order[(*first, slice(whole))]
+        whole, flat = int(rng.integers(1, M + 1)), order.reshape(entries, M)
+        lengths, flat[:, :whole] = np.maximum(lengths, min(whole * P, S)), flat[0, :whole]
         for x in (key, value):
-            np.moveaxis(x, axis, len(lead))[(..., slice(whole * P), *(slice(None),) * 2)] = np.moveaxis(
-                x[first], axis, 0
-            )[: whole * P]
+            keys = np.moveaxis(x.reshape(entries, *x.shape[-3:]), axis, 1)[:, : whole * P]
+            keys[...] = keys[:1]
     stale = rng.choice([-1, -1, N, 2**31 - 1, *range(N)], order.shape)
     table = np.where(np.arange(M) * P < lengths[..., None], order, stale).astype(rng.choice(["int32", "int64"]))
     fitted = [_fit(x, axis, S, M * P) for x in (key, value)]
@@ -203,7 +201,7 @@ def _encoded(rng: np.random.Generator, x: Array, kind: str, case: Case, claims: 
         import ml_dtypes
 
         codes = np.clip(codes, -_MOST[kind], _MOST[kind])
-        if claims.nonfinite and codes.size and rng.random() < 0.2:
+        if claims.nonfinite and codes.size and rng.random() < 0.3:
             codes[..., int(rng.integers(S)), 0] = np.nan
         codes = codes.astype(getattr(ml_dtypes, kind))
     if kind == "int4":

@@ -1,4 +1,4 @@
-"""Keys that are stored, read once more: pages gathered, codes decoded, each step a function that a fault can replace."""
+"""Keys that are stored, read once more: pages and codes, each step a function that a fault can replace."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -57,9 +57,9 @@ def capacity_taken_for_the_length(given: Paged) -> Array:
 
 @fault("stored_lengths")
 def last_page_always_whole(given: Paged) -> Array:
-    """The slots of the last page that are free count as keys.
+    """Lengths are those after padding, here to whole pages, and what is in free slots counts.
 
-    https://github.com/vllm-project/vllm/pull/936
+    https://github.com/EricLBuehler/mistral.rs/pull/1746
     """
     return np.minimum(-(-given.lengths // given.page) * given.page, given.table.shape[-1] * given.page)
 
