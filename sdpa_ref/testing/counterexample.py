@@ -137,7 +137,8 @@ def _facts(case: Case) -> str:
     """Return the sizes and the options of a case in words."""
     last = case.options.get("layout") == "LHE"
     L, S = (array.shape[-3 if last else -2] for array in (case.query, case.key))
-    shapes = ", ".join(f"{name} {getattr(case, name).shape}" for name in ("query", "key", "value"))
+    arrays = zip(("query", "key", "value"), case.arrays, strict=True)
+    shapes = ", ".join(f"{name} {x.shape if isinstance(x, np.ndarray) else x}" for name, x in arrays)
     options = (f"{name}={_told(option)}" for name, option in case.options.items())
     return f"{case.query.dtype.newbyteorder('=')} {shapes}: {', '.join([f'L={L}', f'S={S}', *options])}"
 

@@ -223,7 +223,7 @@ PROPERTIES: tuple[Property, ...] = (
         foci.few_heads
     ),
     Property(
-        "pages", "Keys in pages are those of the gathered array, and all else in pages and tables is not read.",
+        "pages", "Keys count wherever they lie in pages, and nothing else in pages and tables is read.",
         stores.reads_pages, _need("paged"), foci.stored,
     ),
     Property(

@@ -22,7 +22,7 @@ _ZEROS = {"int8": (0, 0, -5), "uint8": (128, 120), "int4": (8, 8, 7)}
 
 
 def reads_pages(target: Target, case: Case) -> Failure | None:
-    """Return the failure of keys in pages, which must give what the gathered array gives."""
+    """Return the failure of keys in pages, which must give what they give in one page for each batch entry."""
     claims, rng = target.capabilities, _rng(case)
     if case.query.ndim == 2:
         return None
@@ -31,18 +31,17 @@ def reads_pages(target: Target, case: Case) -> Failure | None:
     stored = _with(case, *keys)
     got = called(target, "forward", stored, *stored.arrays, **stored.options)
     failure = judged(got, stored, claims)
-    if failure or not (claims.invariant and claims.mask_algebra and "key lengths" in claims.masks):
+    if failure or not claims.invariant:
         return failure
-    mask, valid = stored.options.get("mask"), sr.KeyLengths(book.lengths)
-    options = stored.options | {"mask": valid if mask is None else valid & mask}
-    key, value = (pages.dense() for pages in keys)
-    gathered = called(target, "forward", stored, case.query, key, value, **options)
+    single = replace(book, table=np.arange(book.lengths.size).reshape(*book.lengths.shape, 1))
+    whole = _with(stored, *(single.around(x.dense().reshape(book.lengths.size, *x.shape[-3:])) for x in keys))
+    gathered = called(target, "forward", whole, *whole.arrays, **whole.options)
     if isinstance(gathered, Failure):
         return gathered
     try:
         assert_same_bits(got, gathered)
     except AssertionError as error:
-        return Failure(stored, f"pages must give the bits of the gathered array: {error}")
+        return Failure(stored, f"pages must give the bits of the same keys in one page: {error}")
     return None
 
 
@@ -80,8 +79,10 @@ def decodes(target: Target, case: Case) -> Failure | None:
     claims, rng = target.capabilities, _rng(case)
     query, key, value = (_turned(x, case) for x in case.arrays)
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
-    T, room = key.shape[-2], int(rng.integers(1, 40))
+    T, most = key.shape[-2], claims.max_length or 1 << 20
+    room = min(int(rng.integers(1, 40)), most - key.shape[-2])
     P = int(rng.choice(_PAGES)) if claims.paged and query.ndim > 2 and rng.random() < 0.5 else 0
+    P = min(P, most - T - room)
     full = [np.broadcast_to(x, (*lead, *x.shape[-3:])) if x.ndim > 2 else x for x in (key, value)]
     bad = np.nan if claims.poison else 64.0
     if P:
@@ -147,7 +148,8 @@ class Book:
 def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple[Case, Book]:
     """Return the case with as many keys as its pages have slots, and all leading axes; and the pages."""
     Hkv = case.key.shape[-2 if case.options.get("layout") == "LHE" else -3]
-    P = max(1, int(rng.choice((*_PAGES, Hkv, Hkv, Hkv))))  # as many slots as heads, which may be taken for them
+    P = int(rng.choice((*_PAGES, Hkv, Hkv, Hkv)))  # as many slots as heads, which may be taken for them
+    P = max(1, min(P, claims.max_length or P))
     bad = np.nan if claims.poison else 64.0
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in case.arrays))
     key, value = (np.array(np.broadcast_to(x, (*lead, *x.shape[-3:])), order="C") for x in case.arrays[1:])
@@ -156,6 +158,8 @@ def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple
     exact = S >= P and rng.random() < 0.4  # no spare slot, so that a length may be M * P
     S = S // P * P if exact else S
     M = max(1, -(-S // P)) + (0 if exact else int(rng.integers(3)))
+    M = M if claims.max_length is None else min(M, claims.max_length // P)
+    S = min(S, M * P)
     edges = [0, S, S, *(n for k in range(P, S + 1, P) for n in (k - 1, k, k + 1) if n <= S)]
     lengths = np.where(rng.random(lead) < 0.7, rng.choice(edges, lead), rng.integers(S + 1, size=lead))
     entries = int(np.prod(lead, dtype=int))
