@@ -88,9 +88,13 @@ def decodes(target: Target, case: Case) -> Failure | None:
     if P:
         M, entries = -(-(T + room) // P), int(np.prod(lead, dtype=int))
         order, table = rng.permutation(entries * M).reshape(*lead, M), np.full((*lead, M), -1, np.int32)
-        buffers = [np.full((entries * M, x.shape[-3], P, x.shape[-1]), bad, x.dtype) for x in full]
+        shapes = [(entries * M, x.shape[-3], P, x.shape[-1]) for x in full]
     else:
-        buffers = [np.full((*x.shape[:-2], T + room, x.shape[-1]), bad, x.dtype) for x in full]
+        shapes = [(*x.shape[:-2], T + room, x.shape[-1]) for x in full]
+    held: list[Any] = [
+        np.full_like(_turned(np.empty(n, x.dtype), case), bad, order="C") for n, x in zip(shapes, full, strict=True)
+    ]
+    buffers = [_turned(x, case) for x in held]
     steps, written = sorted({0, T // 2, T - 1, *rng.integers(T, size=2).tolist()}), 0
     for t in steps:
         for j in range(written, t + 1):
@@ -102,16 +106,15 @@ def decodes(target: Target, case: Case) -> Failure | None:
                     buffer[..., j, :] = x[..., j, :]
         written = t + 1
         row = query[..., min(t, query.shape[-2] - 1), :][..., None, :]
-        now: list[Any] = [_turned(x, case) for x in buffers]
-        options = dict(case.options)
+        options, now = dict(case.options), held
         if P:
-            now = [sr.Paged(x, table, np.asarray(written), case.options.get("layout", "HLE")) for x in now]
+            now = [sr.Paged(x, table, np.asarray(written), case.options.get("layout", "HLE")) for x in held]
         elif "key lengths" in claims.masks:
             options["mask"] = sr.KeyLengths(written)
         else:
             heads = () if query.ndim == 2 else (*lead, query.shape[-3])
             options["mask"] = np.array(np.broadcast_to(np.arange(T + room) <= t, (*heads, 1, T + room)))
-        step = replace(_with(case, *now), query=np.array(_turned(row, case)), options=options)
+        step = replace(_with(case, *now), query=np.array(_turned(row, case), order="C"), options=options)
         failure = judged(called(target, "forward", step, *step.arrays, **options), step, claims)
         if failure:
             return replace(failure, message=f"after {written} of {T} tokens: {failure.message}")
@@ -142,7 +145,7 @@ class Book:
         for *b, m in np.argwhere(np.arange(self.order.shape[-1]) * P < self.lengths[..., None]).tolist():
             keys = array[tuple(b)][:, m * P : min(m * P + P, int(self.lengths[tuple(b)]))]
             pages[self.order[(*b, m)], :, : keys.shape[-2]] = keys
-        return np.array(pages.swapaxes(1, 2)) if self.layout == "LHE" else pages
+        return np.array(pages.swapaxes(1, 2), order="C") if self.layout == "LHE" else pages
 
 
 def _booked(rng: np.random.Generator, case: Case, claims: Capabilities) -> tuple[Case, Book]:
@@ -210,7 +213,8 @@ def _encoded(rng: np.random.Generator, x: Array, kind: str, case: Case, claims: 
         codes = codes.astype(getattr(ml_dtypes, kind))
     if kind == "int4":
         codes = codes[..., 0::2] | codes[..., 1::2] << 4
-    parts = [x if x is None else _turned(x, case) if book is None else book.cut(x) for x in (codes, scale, offset)]
+    lies = book.cut if book else lambda x: np.ascontiguousarray(_turned(x, case))
+    parts = [x if x is None else lies(x) for x in (codes, scale, offset)]
     stored = sr.Quantized(*parts, zero=zero, bits=4 if kind == "int4" else 8)
     return stored if book is None else book.around(stored)
 
@@ -237,7 +241,7 @@ def _fit(array: Array, axis: int, S: int, capacity: int) -> Array:
     """Return the first S keys, and zeros up to the capacity."""
     keys = np.moveaxis(array, axis, 0)[:S]
     room = np.zeros((capacity - S, *keys.shape[1:]), keys.dtype)
-    return np.moveaxis(np.concatenate([keys, room]), 0, axis)
+    return np.ascontiguousarray(np.moveaxis(np.concatenate([keys, room]), 0, axis))
 
 
 def _sized(name: str, option: Any, before: int, S: int, capacity: int) -> Any:
