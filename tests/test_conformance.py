@@ -386,7 +386,7 @@ STORED = "pages", "codes", "decode loop"
 
 def test_a_kernel_that_gathers_passes_the_laws_of_stored_keys():
     claims = {"mask": True, "paged": True, "quantized": True, "layouts": ["HLE"], "grouped_heads": True}
-    run = check(target(gathers, **claims), rounds=60, seconds=FOREVER, laws=laws(*STORED))
+    run = check(target(gathers, **claims), rounds=25, seconds=FOREVER, laws=laws(*STORED))
     assert [(o.law.name, o.found.case, o.failure.message) for o in run.failures] == []
     assert all(outcome.cases for outcome in run.outcomes)
     assert run.outcomes[1].declined == {"only 8 bits with a scale a token": run.outcomes[1].declined.total()}
@@ -404,7 +404,7 @@ def test_stored_keys_lie_as_plainly_as_others_where_nothing_more_is_claimed(layo
         return right(query, key, value, layout=layout, **options)
 
     claims = {"paged": True, "quantized": True, "layouts": [layout], "mask": True}
-    run = check(target(looks, **claims), rounds=30, seconds=FOREVER, laws=laws(*STORED))
+    run = check(target(looks, **claims), rounds=15, seconds=FOREVER, laws=laws(*STORED))
     assert [o.failure.message for o in run.failures] == []
 
 
@@ -414,7 +414,7 @@ def test_stored_keys_are_not_longer_than_claimed():
         return right(query, key, value, **options)
 
     claims = {"paged": True, "quantized": True, "mask": True, "max_length": 20}
-    run = check(target(short, **claims), rounds=40, seconds=FOREVER, laws=laws(*STORED))
+    run = check(target(short, **claims), rounds=20, seconds=FOREVER, laws=laws(*STORED))
     assert [o.failure.message for o in run.failures] == []
 
 

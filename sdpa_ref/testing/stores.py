@@ -113,7 +113,8 @@ def decodes(target: Target, case: Case) -> Failure | None:
             options["mask"] = sr.KeyLengths(written)
         else:
             heads = () if query.ndim == 2 else (*lead, query.shape[-3])
-            options["mask"] = np.array(np.broadcast_to(np.arange(T + room) <= t, (*heads, 1, T + room)))
+            kept = np.broadcast_to(np.arange(T + room) <= t, (*heads, 1, T + room))
+            options["mask"] = np.array(kept, order="C")
         step = replace(_with(case, *now), query=np.array(_turned(row, case), order="C"), options=options)
         failure = judged(called(target, "forward", step, *step.arrays, **options), step, claims)
         if failure:
