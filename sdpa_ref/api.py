@@ -62,7 +62,7 @@ def sdpa(
     query_offset : int, int array over the batch, "start" or "end", optional
         Position of the first query among the keys. Needed when L and S differ and the mask or ALiBi depends on
         positions: "start" puts the first query on the first key, "end" the last (valid) query on the last (valid) key.
-    key_positions : int array, shape (S,) or (*batch, S), optional
+    key_positions : int array, shape ``(S,)`` or ``(*batch, S)``, optional
         Positions of the keys, at least 0 and strictly increasing over the valid ones, where they are not 0, 1, 2 and so
         on: in a cache that has dropped keys. `Causal`, `Window`, `Prefix`, `Chunked`, `FirstTokens` and `ALiBi` go by
         them; all else counts keys as they lie. What depends on positions then needs `query_offset`.

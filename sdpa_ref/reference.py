@@ -120,7 +120,8 @@ def softmax(s: Array, keep: Array, sink: Array | None) -> Softmax:
 def wide(array: Array | Stored) -> Array:
     """Return a float64 copy in C order: sums must not depend on the caller's strides. Pages are gathered."""
     array = array.dense() if isinstance(array, Stored) else array
-    return np.array(array, np.float64, order="C")
+    with np.errstate(invalid="ignore"):  # a NaN of the signalling kind becomes a quiet one
+        return np.array(array, np.float64, order="C")
 
 
 def groups(p: Problem, array: Array) -> Array:

@@ -64,9 +64,9 @@ def _serving(array: Any, width: int, keys: int, pages: int) -> tuple[int, int, i
     if array is None:
         return _NOTHING
     shape = array.shape
-    rows = keys // shape[-2] if len(shape) > 1 else keys
+    rows = keys // max(1, shape[-2]) if len(shape) > 1 else keys
     run = max(1, width // max(1, shape[-1])) if shape else max(1, width)
-    return code_of(array.dtype), run, max(1, rows), max(1, pages // shape[0]) if len(shape) > 3 and pages else 1
+    return code_of(array.dtype), run, max(1, rows), max(1, pages // max(1, shape[0])) if len(shape) > 3 and pages else 1
 
 
 @cache

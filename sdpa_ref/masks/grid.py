@@ -54,6 +54,8 @@ class Grid(NamedTuple):
     def _slot(self, bound: Bound) -> Bound:
         """Return the number of keys whose position is below each bound."""
         keys = np.asarray(self.key_positions)
+        if keys.ndim == 1:
+            return np.searchsorted(keys, bound)
         lead = np.broadcast_shapes(keys.shape[:-1], bound.shape[:-1])
         entries = np.arange(math.prod(lead)).reshape(*lead, 1)
         keys, bound = np.broadcast_to(keys, (*lead, self.S)), np.clip(bound, -_BEYOND, _BEYOND)

@@ -21,6 +21,15 @@ class CacheFull(ValueError):
     ----------
     needed, free : int
         Tokens of the row that needs most (`KVCache`), or pages over all rows (caches of a `PagePool`).
+
+    Examples
+    --------
+    >>> from sdpa_ref import KVCache
+    >>> try:
+    ...     KVCache(1, 1, 4, capacity=3).append(*np.ones((2, 1, 1, 5, 4), np.float32))
+    ... except CacheFull as full:
+    ...     print(full)
+    the cache is full: 5 tokens are needed, 3 are free
     """
 
     def __init__(self, needed: int, free: int, unit: str = "tokens") -> None:
@@ -117,6 +126,15 @@ class Cache(Slots):
             There is no room. Nothing has changed.
         TypeError, ValueError
             For a wrong argument, before anything changes.
+
+        Examples
+        --------
+        >>> from sdpa_ref import KVCache
+        >>> cache = KVCache(3, 2, 8)
+        >>> cache.append(*np.ones((2, 3, 2, 5, 8), np.float32), lengths=[5, 2, 0])
+        >>> cache.append(*np.ones((2, 3, 2, 1, 8), np.float32))
+        >>> cache.lengths
+        array([6, 3, 1])
         """
         geometry = self._geometry
         key = self._checked("key", key, geometry.E)
@@ -210,6 +228,14 @@ class Cache(Slots):
         ------
         ValueError
             A row has fewer tokens than queries, or its window has let go what one of them sees.
+
+        Examples
+        --------
+        >>> from sdpa_ref import KVCache
+        >>> cache = KVCache(1, 2, 8)
+        >>> cache.append(*np.ones((2, 1, 2, 5, 8), np.float32))
+        >>> cache.attend(np.ones((1, 4, 1, 8), np.float32)).shape  # two query heads a key head, the last token
+        (1, 4, 1, 8)
         """
         geometry = self._geometry
         if options and not _OWN.isdisjoint(options):
@@ -250,6 +276,15 @@ class Cache(Slots):
         ------
         ValueError
             A row is shorter, or its window has let go what its next token would see. Nothing has changed.
+
+        Examples
+        --------
+        >>> from sdpa_ref import KVCache
+        >>> cache = KVCache(2, 1, 4)
+        >>> cache.append(*np.ones((2, 2, 1, 5, 4), np.float32))
+        >>> cache.crop(cache.lengths - [0, 3])  # of three drafts the second row accepts none
+        >>> cache.lengths
+        array([5, 2])
         """
         wanted = self._numbers("n", n)
         old = self._of_rows(self._n)
@@ -274,6 +309,15 @@ class Cache(Slots):
         ------
         ValueError
             Something is out of its range. Nothing has changed.
+
+        Examples
+        --------
+        >>> from sdpa_ref import KVCache
+        >>> cache, x = KVCache(1, 1, 1), np.arange(6, dtype=np.float32).reshape(1, 1, 6, 1)
+        >>> cache.append(x, x)
+        >>> cache.accept([[0, 2]], of=4)  # of the last four tokens the first and the third
+        >>> cache.key[0, 0, : cache.lengths[0], 0]
+        array([0., 1., 2., 4.], dtype=float32)
         """
         kept = host_array("index", index)
         kept = kept if kept.size else kept.astype(np.int64)

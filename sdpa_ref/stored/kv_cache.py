@@ -208,6 +208,15 @@ class KVCache(Cache):
             A row of the other has more tokens than the capacity.
         ValueError
             The two differ; the message lists in what.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> cache, new = KVCache(1, 1, 4), KVCache(1, 1, 4)
+        >>> new.append(*np.ones((2, 1, 1, 5, 4), np.float32))
+        >>> cache.join(new)
+        >>> cache.lengths
+        array([0, 5])
         """
         self._check_alike(other)
         n, shift = other._of_rows(other._n), other._lost()
@@ -267,6 +276,17 @@ class KVCache(Cache):
         ------
         ValueError
             Entries are missing, damaged, or not as expected; the message lists all that differs.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> cache = KVCache(1, 1, 4)
+        >>> cache.append(*np.ones((2, 1, 1, 5, 4), np.float32))
+        >>> entries = cache.state_dict()
+        >>> {name: entries[name].shape for name in ("key", "value", "lengths")}
+        {'key': (5, 1, 4), 'value': (5, 1, 4), 'lengths': (1,)}
+        >>> KVCache.from_state_dict(entries, heads=1, E=4).lengths
+        array([5])
         """
         file = files.Entries(entries, cls.__name__, like)
         arguments = file.arguments()

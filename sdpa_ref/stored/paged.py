@@ -45,7 +45,7 @@ class Paged:
 
     Notes
     -----
-    The layouts are those of FlashInfer: "HLE" is its HND and "LHE" its NHD, whose pages FlashAttention and vLLM share.
+    The layouts are those of FlashInfer: "HLE" is its HND and "LHE" its NHD, which is FlashAttention's too.
 
     Examples
     --------

@@ -16,7 +16,7 @@ FUNCTIONS = (
     "abs arange broadcast_to clip empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and logical_or "
     "maximum minimum ones rint stack tanh where zeros"
 ).split()
-METHODS = "all any argmax astype copy max min reshape sum swapaxes view".split()
+METHODS = "all any argmax astype copy max min repeat reshape sum swapaxes view".split()
 live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
 
 

@@ -1,13 +1,14 @@
 """What codes mean: ``scale * (code - zero) + offset`` in the accumulation type, each operation rounded once."""
 
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import loader, nibble_loader, splatter, storer
-from sdpa_numba.vector.unrolled import byte_transposer
+from sdpa_numba.vector.simd import loader, splatter, storer
+from sdpa_numba.vector.unrolled import byte_transposer, code_adder
 
 from .heads import served
 
@@ -31,6 +32,32 @@ def factor_loader(acc):
         return brain(at) if code == 1 else double(at)
 
     return load_factor
+
+
+@cache
+def factors_loader(acc):
+    """Return ``load_factors(f, page, slot, count, e, target)``: what serves number e of consecutive keys."""
+    size, load_factor, store = itemsize(acc), factor_loader(acc), storer(acc)
+    half, single = loader("float16", acc), loader("float32", acc)
+
+    @part
+    def load_factors(f, page, slot, count, e, target):
+        at, down = f.first + (page if f.pages == 1 else page // f.pages) * f.leap + e // f.run * f.across, f.down
+        if f.keys == 1 and f.code == 0:
+            at += slot * down
+            for to in range(target, target + count * size, size):
+                store(to, half(at))
+                at += down
+        elif f.keys == 1 and f.code == 2:
+            at += slot * down
+            for to in range(target, target + count * size, size):
+                store(to, single(at))
+                at += down
+        else:
+            for x in range(count):
+                store(target + x * size, load_factor(f.code, at + (slot + x) // f.keys * down))
+
+    return load_factors
 
 
 @cache
@@ -103,7 +130,7 @@ def unrounded_in(acc):
 def decoder(code, acc, lanes):
     """Return ``decode(h, page, slot, count, target, row)`` for close rows, whose vectors share factors."""
     size, number, nibble = itemsize(acc), np.dtype(acc).type, code == "nibble"
-    load, step = nibble_loader(acc, lanes) if nibble else loader(code, acc, lanes), 1 if nibble else itemsize(code)
+    load, step = loader(code, acc, lanes), 1 if nibble else itemsize(code)
     store, splat, load_factor = storer(acc), splatter(acc, lanes), factor_loader(acc)
 
     @part
@@ -144,14 +171,19 @@ def code_packer(code, acc, panel):
     """Return ``pack_codes(h, page, slot, count, target)`` for close rows, whose steps share factors."""
     size, number = itemsize(acc), np.dtype(acc).type
     numbers = 16 if code == "nibble" else 8  # that a step takes from each row
-    transpose, load_factor, store = byte_transposer(code, acc, panel), factor_loader(acc), storer(acc)
+    transpose, load_factors, store = byte_transposer(code, acc, panel), factors_loader(acc), storer(acc)
+    load_one = loader(acc, acc)
 
     @part
     def place_factors(f, page, slot, count, e, otherwise, target):
         """Write what serves number e of each key of a panel; keys that are missing repeat the last one."""
-        for x in range(panel):
-            at = served(f, page, slot + min(x, count - 1)) + e // f.run * f.across
-            store(target + x * size, load_factor(f.code, at) if f.first else otherwise)
+        if f.first == 0:
+            for x in range(panel):
+                store(target + x * size, otherwise)
+            return
+        load_factors(f, page, slot, count, e, target)
+        for x in range(count, panel):
+            store(target + x * size, load_one(target + (count - 1) * size))
 
     @part
     def pack_codes(h, page, slot, count, target):
@@ -170,3 +202,53 @@ def code_packer(code, acc, panel):
             first += 8
 
     return pack_codes
+
+
+class CodeProduct(NamedTuple):
+    """What adds the products of weights and values that are codes: whether it can, and how."""
+
+    fits: Any
+    add: Any
+
+
+@cache
+def code_product(acc, lanes, panels, block):
+    """Return `CodeProduct`, for the codes of which most caches consist: int8, and four bits."""
+    size, number, wide = itemsize(acc), np.dtype(acc).type, panels * lanes
+    ones = {code: [code_adder(code, acc, rows, panels, lanes) for rows in (1, 2, 3)] for code in ("int8", "nibble")}
+    (one_byte, two_bytes, three_bytes), (one_half, two_halves, three_halves) = ones.values()
+    load_factors, unrounded = factors_loader(acc), unrounded_in(acc)
+
+    @part
+    def fits(h, n):
+        """Return whether values can be added without being written down: rows close, and a scale for whole tiles."""
+        good = n <= 3 and h.across == 1 and h.width % wide == 0 and h.offset.first == 0 and h.scale.first != 0
+        good &= h.scale.code != unrounded and (h.scale.run % wide == 0 or h.scale.run >= h.width)
+        return good and (h.code == 8 or (h.code == 4 and h.zero == 0))
+
+    @part
+    def add(h, page, slot, steps, n, t, sums, scales):
+        """Add ``P @ V`` for `steps` keys of a page from `slot` on; `scales` is room for one a key."""
+        first, zero = h.first + page * h.leap + slot * h.down, number(h.zero)
+        for d in range(0, h.width, wide):
+            if d % h.scale.run == 0:
+                load_factors(h.scale, page, slot, steps, d, scales)
+            c, row, across, down = sums + d * size, block * size, h.width * size, h.down
+            if h.code == 4:
+                b = first + d
+                if n == 1:
+                    one_byte(t, row, b, down, scales, zero, c, across, steps)
+                elif n == 2:
+                    two_bytes(t, row, b, down, scales, zero, c, across, steps)
+                else:
+                    three_bytes(t, row, b, down, scales, zero, c, across, steps)
+            else:
+                b = first + d // 2
+                if n == 1:
+                    one_half(t, row, b, down, scales, zero, c, across, steps)
+                elif n == 2:
+                    two_halves(t, row, b, down, scales, zero, c, across, steps)
+                else:
+                    three_halves(t, row, b, down, scales, zero, c, across, steps)
+
+    return CodeProduct(fits, add)

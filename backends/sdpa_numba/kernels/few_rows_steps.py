@@ -9,6 +9,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, fma, lane, loader, ramp, select, splatter, storer, sum_fours
 from sdpa_numba.vector.unrolled import tiler
 
+from .codes import code_product
 from .elementary import elementary
 from .heads import page_at
 from .pack import transposing, value_packer
@@ -312,6 +313,7 @@ def stored_value_adder(dtype, sizes):
     vector, zero, store, load_one = lanes * size, np.dtype(sizes.acc).type(0), storer(acc), loader(acc, acc)
     add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
     pack_rows, read_rows = rows_packer(dtype, sizes, lanes), reader(dtype, sizes).read_rows
+    fits, add_codes = code_product(acc, lanes, PANELS, block)
 
     @part
     def add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width):
@@ -328,6 +330,7 @@ def stored_value_adder(dtype, sizes):
     def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
         """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
         across, x = width * size, low
+        as_codes = complete and fits(value, n)
         in_place = complete and value.direct != 0 and value.width == width and value.across == own
         while x < high:
             j, steps = j0 + x, min(STEP, high - x)
@@ -336,6 +339,10 @@ def stored_value_adder(dtype, sizes):
                 steps = min(steps, value.page - slot)
                 first = value.first + page * value.leap + slot * value.down
                 add_in_place(n, t + x * size, first, value.down, steps, sums, width)
+            elif as_codes:
+                page, slot = page_at(value, j)
+                steps = min(steps, value.page - slot)
+                add_codes(value, page, slot, steps, n, t + x * size, sums, values)
             elif complete and value.direct == 0:
                 steps = min(steps, DECODED)
                 read_rows(value, j, steps, values, across)

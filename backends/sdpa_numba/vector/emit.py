@@ -116,7 +116,17 @@ def _half_of(builder, value, source):
 
 
 def read(builder, address, source, target, lanes=None):
-    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`."""
+    """Return what lies at `address`, stored as `source`, as a scalar or a vector of `target`.
+
+    Numbers of four bits, "nibble", are read as vectors only, two a byte, the low half first.
+    """
+    if source == "nibble":
+        pairs = fetch(builder, address, "uint8", lanes // 2)
+        order = ir.Constant(ir.VectorType(I32, lanes), [i // 2 for i in range(lanes)])
+        bits = builder.zext(builder.shuffle_vector(pairs, pairs, order), ir.VectorType(I32, lanes))
+        shifts = ir.Constant(ir.VectorType(I32, lanes), [4 * (i % 2) for i in range(lanes)])
+        bits = builder.and_(builder.lshr(bits, shifts), constant(bits, 15))
+        return builder.sitofp(bits, ir.VectorType(LLVM[target], lanes))
     return widen(builder, fetch(builder, address, source, lanes), source, target)
 
 

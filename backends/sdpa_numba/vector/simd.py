@@ -11,7 +11,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-from .emit import I32, I64, LLVM, call, constant, fetch, read, splat_value, write
+from .emit import I32, I64, LLVM, call, read, splat_value, write
 
 
 class Vector(types.Type):
@@ -77,25 +77,6 @@ def loader(source, target, lanes=None):
     @intrinsic
     def load(_, address):
         return result(types.int64), lambda context, b, signature, args: read(b, args[0], source, target, lanes)
-
-    return load
-
-
-def nibble_loader(target, lanes):
-    """Return ``load(address)``: a vector of numbers of four bits, two a byte, the low half first."""
-    result = Vector(getattr(types, target), lanes)
-
-    @intrinsic
-    def load(_, address):
-        def generate(context, builder, signature, arguments):
-            pairs = fetch(builder, arguments[0], "uint8", lanes // 2)
-            order = ir.Constant(ir.VectorType(I32, lanes), [i // 2 for i in range(lanes)])
-            bits = builder.zext(builder.shuffle_vector(pairs, pairs, order), ir.VectorType(I32, lanes))
-            shifts = ir.Constant(ir.VectorType(I32, lanes), [4 * (i % 2) for i in range(lanes)])
-            bits = builder.and_(builder.lshr(bits, shifts), constant(bits, 15))
-            return builder.sitofp(bits, ir.VectorType(LLVM[target], lanes))
-
-        return result(types.int64), generate
 
     return load
 

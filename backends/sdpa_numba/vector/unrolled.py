@@ -129,6 +129,65 @@ def byte_transposer(source, target, lanes):
     return transpose
 
 
+def code_adder(source, target, rows, vectors, lanes):
+    """Return ``add(a, a_row, b, b_step, scale, zero, c, c_row, steps)``: to C is added ``A @ (scale * (B - zero))``.
+
+    A has `rows` x steps numbers, B steps x ``vectors * lanes`` codes, and each step a scale. Each number of C is one
+    chain of fused multiply-adds that begins with C; numbers of B are rounded as `byte_transposer` rounds them. Only
+    codes of four bits have a `zero` here.
+    """
+    element, size, nibble = LLVM[target], itemsize(target), source == "nibble"
+    vector, bytes_of = ir.VectorType(element, lanes), lanes // 2 if nibble else lanes
+    cells = [(row, column) for row in range(rows) for column in range(vectors)]
+
+    @intrinsic
+    def add(_, a, a_row, b, b_step, scale, zero, c, c_row, steps):
+        def generate(context, builder, signature, arguments):
+            a, a_row, b, b_step, scale, zero, c, c_row, steps = arguments
+
+            def cell(row, column):
+                return builder.add(builder.add(c, builder.mul(c_row, I64(row))), I64(column * lanes * size))
+
+            base = splat_value(builder, zero, lanes)
+            starts = [read(builder, cell(*place), target, target, lanes) for place in cells]
+            entry, loop, done = builder.block, *map(builder.append_basic_block, ("codes", "codes.end"))
+            builder.cbranch(builder.icmp_signed("<", I64(0), steps), loop, done)
+            builder.position_at_end(loop)
+            step, b_now = builder.phi(I64), builder.phi(I64)
+            sums = [builder.phi(vector) for _ in cells]
+            along = builder.mul(step, I64(size))
+            by = splat_value(builder, read(builder, builder.add(scale, along), target, target), lanes)
+            here = builder.add(a, along)
+            places = [builder.add(here, builder.mul(a_row, I64(row))) for row in range(rows)]
+            lefts = [splat_value(builder, read(builder, place, target, target), lanes) for place in places]
+            results = list(sums)
+            for column in range(vectors):
+                x = read(builder, builder.add(b_now, I64(column * bytes_of)), source, target, lanes)
+                x = builder.fmul(builder.fsub(x, base) if nibble else x, by)
+                for row in range(rows):
+                    place = row * vectors + column
+                    results[place] = call(builder, "fma", lefts[row], x, sums[place])
+            following, b_next = builder.add(step, I64(1)), builder.add(b_now, b_step)
+            for phi, start, value in zip(
+                (step, b_now, *sums), (I64(0), b, *starts), (following, b_next, *results), strict=True
+            ):
+                phi.add_incoming(start, entry)
+                phi.add_incoming(value, loop)
+            keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, steps), loop, done))
+            builder.position_at_end(done)
+            finals = [builder.phi(vector) for _ in cells]
+            for place, final, start, value in zip(cells, finals, starts, results, strict=True):
+                final.add_incoming(start, entry)
+                final.add_incoming(value, loop)
+                write(builder, cell(*place), final, target)
+            return context.get_dummy_value()
+
+        number = getattr(types, target)
+        return types.void(*[types.int64] * 5, number, *[types.int64] * 3), generate
+
+    return add
+
+
 CHAIN = 128  # steps of a product whose sum is one chain; the sums of longer products are added up
 
 
