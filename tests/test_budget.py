@@ -140,6 +140,20 @@ def test_same_bits_tell_the_sign_of_0_and_see_equal_nans():
         assert_same_bits(np.zeros(1, np.float32), np.zeros(1))
 
 
+@pytest.mark.parametrize("what", ["output", "lse"])
+def test_what_stands_in_free_slots_of_codes_does_not_count(what):
+    codes = np.full((3, 1, 4, 2), 5, np.int8)
+    budgets = []
+    for free in (1.0, np.nan, np.inf):
+        scale = np.ones((3, 1, 4, 1), np.float32)
+        scale[2, :, 1:] = free
+        keys = sr.Paged(sr.Quantized(codes, scale), np.array([0, 2, -1]), 5)
+        budgets.append(error_budget(np.ones((1, 2, 2), np.float32), keys, keys, what=what).bound)
+    assert np.isfinite(budgets[0]).all()
+    for budget in budgets[1:]:
+        np.testing.assert_array_equal(budget, budgets[0])
+
+
 def test_a_budget_for_another_precision():
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, 40, 16)).astype(np.float16)

@@ -351,6 +351,96 @@ def test_the_diagnosis_and_the_message_agree_on_the_largest_error():
     assert f"{diagnosed(target(far), failure).worst:.3g} times" in failure.message
 
 
+# --- stored keys ---
+
+
+def gathers(query, key, value, *, mask=None, query_offset="start", layout="HLE"):
+    """Return attention as a kernel that knows nothing of this project: pages and codes become arrays first."""
+    options = {"mask": mask}
+    if hasattr(key, "table"):
+        entries, M = key.table.shape[:-1], key.table.shape[-1]
+        P = key.pages.shape[1 if layout == "LHE" else 2]
+        used = np.arange(M) * P < key.lengths[..., None]
+        keep = (np.arange(M * P) < key.lengths[..., None])[..., None, None, :]
+        key, value = (numbers(x.pages)[np.where(used, x.table, 0)] for x in (key, value))
+        if layout == "HLE":
+            key, value = (x.swapaxes(-3, -4).reshape(*entries, x.shape[-3], M * P, x.shape[-1]) for x in (key, value))
+        else:
+            key, value = (x.reshape(*entries, M * P, *x.shape[-2:]) for x in (key, value))
+        options["mask"] = keep if mask is None else keep & mask
+    key, value = (numbers(x).astype(np.float32) for x in (key, value))
+    return right(query, key, value, layout=layout, **options)
+
+
+def numbers(given):
+    """Return the numbers of codes whose scales are one a token, or an array as it is."""
+    if not hasattr(given, "codes"):
+        return given
+    if given.bits == 4 or given.codes.dtype.kind not in "iu" or given.scale.shape[-1] > 1 or given.offset is not None:
+        raise NotImplementedError("only 8 bits with a scale a token")
+    return given.scale * (given.codes.astype(np.float32) - given.zero)
+
+
+STORED = "pages", "codes", "decode loop"
+
+
+def test_a_kernel_that_gathers_passes_the_laws_of_stored_keys():
+    claims = {"mask": True, "paged": True, "quantized": True, "layouts": ["HLE"], "grouped_heads": True}
+    run = check(target(gathers, **claims), rounds=25, seconds=FOREVER, laws=laws(*STORED))
+    assert [(o.law.name, o.found.case, o.failure.message) for o in run.failures] == []
+    assert all(outcome.cases for outcome in run.outcomes)
+    assert run.outcomes[1].declined == {"only 8 bits with a scale a token": run.outcomes[1].declined.total()}
+
+
+@pytest.mark.parametrize("layout", ["HLE", "LHE"])
+def test_stored_keys_lie_as_plainly_as_others_where_nothing_more_is_claimed(layout):
+    def looks(query, key, value, **options):
+        for given in (key, value):
+            given = given.pages if hasattr(given, "table") else given
+            parts = [given] if isinstance(given, np.ndarray) else [given.codes, given.scale, given.offset]
+            for part in filter(lambda part: part is not None, (*parts, options.get("mask"))):
+                assert part.flags.c_contiguous
+                assert np.isfinite(part.astype(np.float64)).all(), "poison is not claimed"
+        return right(query, key, value, layout=layout, **options)
+
+    claims = {"paged": True, "quantized": True, "layouts": [layout], "mask": True}
+    run = check(target(looks, **claims), rounds=15, seconds=FOREVER, laws=laws(*STORED))
+    assert [o.failure.message for o in run.failures] == []
+
+
+def test_stored_keys_are_not_longer_than_claimed():
+    def short(query, key, value, **options):
+        assert key.shape[-2] <= 20
+        return right(query, key, value, **options)
+
+    claims = {"paged": True, "quantized": True, "mask": True, "max_length": 20}
+    run = check(target(short, **claims), rounds=20, seconds=FOREVER, laws=laws(*STORED))
+    assert [o.failure.message for o in run.failures] == []
+
+
+def test_key_positions_are_inferred_from_the_keyword():
+    def placed(query, key, value, *, key_positions=None): ...
+
+    assert Capabilities.of_signature(placed).key_positions
+    assert not Capabilities.of_signature(right).paged
+
+
+def test_a_counterexample_of_pages_runs_with_numpy_alone(tmp_path):
+    def forgets_lengths(query, key, value):
+        pages = (
+            type(x)(x.pages, x.table % len(x.pages), x.shape[-2]) if hasattr(x, "table") else x for x in (key, value)
+        )
+        return right(query, *pages)
+
+    failure = first_failure(forgets_lengths, "pages", paged=True)
+    mine = target(forgets_lengths, paged=True)
+    assert "key Paged(" in counterexample.described(failure, diagnosed(mine, failure))
+    script, *_ = counterexample.saved(tmp_path, "pages", "sdpa-ref check", failure, diagnosed(mine, failure))[0]
+    ran = subprocess.run([sys.executable, "-I", script], capture_output=True, text=True, check=True)
+    assert "wrong: 1 of 1 numbers" in ran.stdout
+    assert replay(mine, BY_NAME["pages"], failure.case.recipe).message == failure.message
+
+
 # --- counterexamples ---
 
 

@@ -47,7 +47,9 @@ def reader():
         **{name: getattr(sdpa_ref, name) for name in sdpa_ref.__all__},
         **{"q": q, "k": k, "v": v, "query": q, "key": k, "value": v, "grad_output": grad_output},
         **{"k_cache": k, "v_cache": v, "used": 550, "bias": np.zeros((600, 600))},
-        **dict.fromkeys(("my_attention", "attention_with_lse", "attention_backward"), sdpa_ref.sdpa),
+        **dict.fromkeys(
+            ("my_attention", "my_paged_attention", "attention_with_lse", "attention_backward"), sdpa_ref.sdpa
+        ),
     }
 
 

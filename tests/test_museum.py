@@ -25,6 +25,14 @@ def test_fault_is_seen(fault):
     assert museum.see(fault).property
 
 
+STORED = "pages", "codes", "key positions", "decode loop"
+
+
+@pytest.mark.parametrize("fault", museum.ROOMS["storage"], ids=lambda fault: fault.name)
+def test_fault_of_stored_keys_is_seen_by_their_laws(fault):
+    assert check(fault.target, rounds=100, seconds=float("inf"), laws=STORED, stop_at_first=True).failures
+
+
 def test_faults_say_what_is_wrong_and_where_it_was():
     assert len(museum.FAULTS) >= 45
     for fault in museum.FAULTS.values():

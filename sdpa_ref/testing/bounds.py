@@ -222,9 +222,8 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithme
             + p.S * tiny
         )
         if decoded is not None:
-            rounded += (
-                s.factor[..., rows, :, None] * (share + s.change[..., rows, :, None]) * decoded[..., None, :, :]
-            ).sum(-2)
+            errs = np.where(seen & ~harmful, decoded[..., None, :, :], 0)
+            rounded += (s.factor[..., rows, :, None] * (share + s.change[..., rows, :, None]) * errs).sum(-2)
         rounded += merges * ((unit(p.dtype) + 8 * u) * total + float(finfo(p.dtype).smallest_subnormal) / 2)
         may_be = (share * np.exp(error) > 0) | (infinite & counts[..., rows, :, None])  # before the maximum came
         unsure = (seen & harmful & (share < 2 * lost) & may_be).any(-2)

@@ -90,6 +90,12 @@ class Capabilities:
         That a row has the same bits whatever is in the rest of the batch and in other heads, and however arrays lie.
     private : bool
         That a row has the same bits whatever finite numbers the keys hold that it does not see.
+    paged : bool
+        `Paged` as key and value.
+    quantized : bool
+        `Quantized` as key and value, and where `paged` is claimed too, pages of codes.
+    key_positions : bool
+        The option of `sdpa` by this name, for the masks and for ALiBi where they are claimed.
     repeatable : bool
         That the same call gives the same bits again.
     threads : bool
@@ -140,6 +146,9 @@ class Capabilities:
     nonfinite: bool = False
     invariant: bool = False
     private: bool = False
+    paged: bool = False
+    quantized: bool = False
+    key_positions: bool = False
     repeatable: bool = True
     threads: bool = True
     precision: str = "float32"
@@ -214,7 +223,9 @@ class Capabilities:
     def of_signature(cls, function: Callable[..., Any]) -> "Capabilities":
         """Return the claims of a function that says nothing but which keywords it takes."""
         parameters = inspect.signature(function).parameters
-        takes = {name for name in ("mask", "softcap", "sink", "score_mod", "dropout") if name in parameters}
+        takes = {
+            name for name in ("mask", "softcap", "sink", "score_mod", "dropout", "key_positions") if name in parameters
+        }
         bias = "same" if "bias" in parameters else "none"
         scale = "any" if "scale" in parameters else "none"
         return cls.of({**dict.fromkeys(takes, True), "bias": bias, "scale": scale})

@@ -12,6 +12,7 @@ import sdpa_ref as sr
 from sdpa_ref import reference
 from sdpa_ref._problem import Caller, pose
 from sdpa_ref.backend import Problem
+from sdpa_ref.storage import Stored
 from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.diagnose import Diagnosis
@@ -136,7 +137,8 @@ def _facts(case: Case) -> str:
     """Return the sizes and the options of a case in words."""
     last = case.options.get("layout") == "LHE"
     L, S = (array.shape[-3 if last else -2] for array in (case.query, case.key))
-    shapes = ", ".join(f"{name} {getattr(case, name).shape}" for name in ("query", "key", "value"))
+    arrays = zip(("query", "key", "value"), case.arrays, strict=True)
+    shapes = ", ".join(f"{name} {x.shape if isinstance(x, np.ndarray) else x}" for name, x in arrays)
     options = (f"{name}={_told(option)}" for name, option in case.options.items())
     return f"{case.query.dtype.newbyteorder('=')} {shapes}: {', '.join([f'L={L}', f'S={S}', *options])}"
 
@@ -159,7 +161,7 @@ def _harmless(text: str) -> str:
 
 def _numbers(p: Problem, caller: Caller, failure: Failure) -> dict[str, Any]:
     """Return what the script reads: arrays in canonical order, and everything added to the scores as one bias."""
-    whole = p.rows(0, p.L)
+    whole = _gathered(p.rows(0, p.L))
     exact = reference.stages(whole)
     found: dict[str, Any] = {"keep": exact.keep, "scale": np.float64(p.scale)}
     for name, array in (("query", whole.query), ("key", whole.key), ("value", whole.value)):
@@ -178,6 +180,11 @@ def _numbers(p: Problem, caller: Caller, failure: Failure) -> dict[str, Any]:
         canonical = _to_canonical(caller)
         found |= {"got": canonical(failure.got), "limit": canonical(failure.limit)}
     return found
+
+
+def _gathered(p: Problem) -> Problem:
+    """Return the problem with keys and values as arrays, where they are stored otherwise."""
+    return p._replace(**{x: getattr(p, x).dense() for x in ("key", "value") if isinstance(getattr(p, x), Stored)})
 
 
 def _to_canonical(caller: Caller) -> Callable[[Any], Array]:
@@ -212,7 +219,7 @@ def _write_node_test(directory: Path, p: Problem) -> None:
     """Write model and data in the form of ONNX's own backend tests."""
     from onnx import numpy_helper
 
-    whole = p.rows(0, p.L)
+    whole = _gathered(p.rows(0, p.L))
     exact = reference.stages(whole)
     query, key, value = (np.reshape(x, (p.B, *x.shape[-3:])) for x in (whole.query, whole.key, whole.value))
     given: Array | None = None if exact.keep.all() else exact.keep

@@ -10,6 +10,7 @@ import numpy as np
 import sdpa_ref
 from sdpa_ref.masks import Mask
 from sdpa_ref.masks.algebra import BooleanArray
+from sdpa_ref.stored import Paged, Quantized
 
 _PAGE = 256  # CuPy's memory begins at multiples of this
 
@@ -38,9 +39,13 @@ def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
 
 
 def moved(value: Any) -> Any:
-    """Return NumPy arrays, those in tuples and masks too, as CuPy arrays of the same strides and alignment."""
+    """Return NumPy arrays, those in masks and stored keys too, as CuPy arrays of the same strides and alignment."""
     if isinstance(value, tuple):
         return tuple(map(moved, value))
+    if isinstance(value, Paged):
+        return Paged(moved(value.pages), value.table, value.lengths, value.layout)
+    if isinstance(value, Quantized):
+        return value._map(moved)
     if isinstance(value, BooleanArray):
         return BooleanArray(moved(value.array))
     if isinstance(value, Mask) and hasattr(value, "parts"):

@@ -80,7 +80,7 @@ def _read_weights(target: Target, case: Case) -> Array | Failure:
     S, Ev = case.value.shape[-3 if last else -2], case.value.shape[-1]
     parts = []
     for start in range(0, S, max(Ev, 1)):
-        columns = np.eye(S, Ev, -start, dtype=case.value.dtype)
+        columns = np.eye(S, Ev, -start, dtype=case.query.dtype.newbyteorder("="))
         value = np.broadcast_to(columns[:, None] if last else columns, case.value.shape).copy()
         part = called(target, "forward", case, case.query, case.key, value, **case.options)
         if isinstance(part, Failure):

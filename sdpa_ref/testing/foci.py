@@ -176,6 +176,46 @@ def square(rng: np.random.Generator, claims: Capabilities) -> Words:
     return small(rng, claims) | {"L": n, "S": n, "E": E, "Ev": E, "heads": (H, H)}
 
 
+def stored(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on few or some hundreds of keys in contiguous arrays, with masks that any number of keys fits."""
+    known = [word for word in (*POSITIONAL, "array", "keys") if claims.mask or word in claims.masks]
+    words = draws.everything(rng, claims) | {"memory": "plain", "poison": False, "mask": ()}
+    if known and rng.random() < 0.5 and (claims.mask_and_bias or not words.get("bias")):
+        words["mask"] = (str(rng.choice(known)),)
+    S = draws.tile_edge(rng, min(300, claims.max_length or 300)) if rng.random() < 0.5 else draws.length(rng)
+    rank, entries = max(claims.ranks), (1, 2, 3)
+    batch = None if rank == 2 else tuple(int(n) for n in rng.choice(entries, rank - 3))
+    E = int(rng.choice((4, 8, 64, 96, 128)))
+    words |= {"L": int(rng.integers(1, 5)), "S": S, "E": E, "Ev": E if rng.random() < 0.7 else 8, "batch": batch}
+    return words | {"numbers": str(rng.choice(("normal", "needles", "needles", "one key")))}
+
+
+POSITIONAL = "causal", "window", "chunked", "first tokens"
+
+
+def placed_by(claims: Capabilities) -> str:
+    """Return that nothing is claimed that depends on positions, or ""."""
+    return "" if claims.alibi or set(POSITIONAL) & set(claims.masks) else f"masks: {', '.join(POSITIONAL)}"
+
+
+def placed(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on a mask object that depends on positions, or on ALiBi."""
+    words = stored(rng, claims) | {"mask": (), "bias": (), "offset": "end" if "end" in claims.offsets else "number"}
+    known = [*(word for word in POSITIONAL if word in claims.masks), *(["alibi"] if claims.alibi else [])]
+    word = str(rng.choice(known))
+    return (
+        words
+        | ({"bias": ("alibi",)} if word == "alibi" else {"mask": (word,)})
+        | ({"offset": "number"} if "number" in claims.offsets and rng.random() < 0.5 else {})
+    )
+
+
+def growing(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on a few tokens, with nothing beside them."""
+    n = int(rng.integers(1, 9)) if rng.random() < 0.4 else int(rng.choice(EDGES[:6]))
+    return {"L": n, "S": n, "E": 8, "Ev": 8, "memory": "plain", "numbers": str(rng.choice(("normal", "needles")))}
+
+
 def loud_behind_a_mask(claims: Capabilities) -> Words:
     """Return the words of a key that a mask drops beside one whose bias is the lowest finite number."""
     if not (claims.mask and claims.mask_and_bias):

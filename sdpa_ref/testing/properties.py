@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.testing import draws, foci, laws, levels, memories
+from sdpa_ref.testing import draws, foci, laws, levels, memories, stores
 from sdpa_ref.testing.capabilities import OBJECTS, Capabilities
 from sdpa_ref.testing.case_options import LOUD
 from sdpa_ref.testing.cases import Case
@@ -221,6 +221,22 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "heads", "Heads have the bits that they have alone.", laws.is_alone_among_heads, _need("invariant"),
         foci.few_heads
+    ),
+    Property(
+        "pages", "Keys count wherever they lie in pages, and nothing else in pages and tables is read.",
+        stores.reads_pages, _need("paged"), foci.stored,
+    ),
+    Property(
+        "codes", "Codes mean scale * (code - zero) + offset.", stores.reads_codes, _need("quantized"), foci.stored,
+    ),
+    Property(
+        "key positions", "Masks and ALiBi count in the positions of the keys, not in slots.",
+        stores.counts_in_positions,
+        lambda claims: _need("key_positions")(claims) or foci.placed_by(claims), foci.placed,
+    ),
+    Property(
+        "decode loop", "Tokens that are written one at a time into one buffer give what they give at once.",
+        stores.decodes, lambda claims: "" if claims.paged else _object("key lengths")(claims), foci.growing,
     ),
     Property(
         "memory", "Strides, byte order and alignment change no bit.", laws.ignores_memory,

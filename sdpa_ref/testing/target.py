@@ -2,7 +2,7 @@
 
 A target is a `Target`. Its functions take and return NumPy arrays, in the keywords of `sdpa_ref.sdpa` and no others;
 an option that is not set is not passed, one that is not claimed is never passed, and ``layout`` only where both layouts
-are claimed:
+are claimed; key and value are a `Paged` or a `Quantized` where those are claimed, for some laws:
 
 - ``forward(query, key, value, **options) -> output``;
 - ``state(query, key, value, **options) -> (output, lse)``, optional, never with a sink;
@@ -41,7 +41,7 @@ from sdpa_ref.testing.capabilities import Capabilities
 
 ADAPTERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "adapters").glob("[!_]*.py")))
 """Other libraries; none in the wheel, where the adapters are not."""
-OPTIONS = "mask", "bias", "scale", "softcap", "sink", "query_offset", "score_mod", "dropout", "layout"
+OPTIONS = "mask", "bias", "scale", "softcap", "sink", "query_offset", "key_positions", "score_mod", "dropout", "layout"
 _STAND_ALONE = "sdpa_ref_target_"  # before the name of a module that is loaded from a file
 
 

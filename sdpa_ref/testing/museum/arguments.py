@@ -14,6 +14,8 @@ from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
 from sdpa_ref.masks import KeyLengths, Packed, QueryLengths
 from sdpa_ref.masks.algebra import All
+from sdpa_ref.stored import Paged, Quantized
+from sdpa_ref.testing.museum import storage
 
 if TYPE_CHECKING:
     from sdpa_ref.testing.museum.kernel import Kernel
@@ -35,7 +37,7 @@ class Call:
         Whether the caller's arrays have no head axis.
     dtype, acc : numpy.dtype
         Of the result, and of the sums.
-    layout, mask, biases, scale, softcap, sink, query_offset, score_mod, dropout
+    layout, mask, biases, scale, softcap, sink, query_offset, key_positions, score_mod, dropout
         As in `sdpa`, the bias as a tuple.
     """
 
@@ -54,6 +56,7 @@ class Call:
     softcap: float | None = None
     sink: Any = None
     query_offset: Any = None
+    key_positions: Any = None
     score_mod: Any = None
     dropout: Dropout | None = None
 
@@ -95,12 +98,22 @@ def arranged(kernel: "Kernel", query: Any, key: Any, value: Any, options: dict[s
     layout, bias = options.pop("layout", "HLE"), options.pop("bias", ())
     given = (query, key, value)
     headless = query.ndim == 2
-    dtype = kernel.result_type(*(array.dtype for array in given)).newbyteorder("=")
-    views = [kernel.heads_first(kernel.read(array, dtype), layout) for array in given]
+    codes = [isinstance(getattr(array, "pages", array), Quantized) for array in given]
+    types = (array.dtype for array, coded in zip(given, codes, strict=True) if not coded)
+    dtype = kernel.result_type(*types).newbyteorder("=")
+    acc = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    views = [
+        storage.numbers_of(kernel, array, acc, layout)
+        if isinstance(array, Paged | Quantized)
+        else kernel.heads_first(kernel.read(array, dtype), layout)
+        for array in given
+    ]
+    if isinstance(key, Paged):
+        valid = KeyLengths(kernel.stored_lengths(key))
+        options["mask"] = valid if options.get("mask") is None else valid & options["mask"]
     batch = np.broadcast_shapes(*(view.shape[:-3] for view in views))
     B = int(np.prod(batch, dtype=int))
     flat = [np.array(np.broadcast_to(view, (*batch, *view.shape[-3:]))).reshape(B, *view.shape[-3:]) for view in views]
-    acc = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     biases = bias if isinstance(bias, tuple) else (bias,)
     query, key, value = flat
     return Call(kernel, query, key, value, batch, headless, dtype, acc, layout, biases=biases, **options)
@@ -159,10 +172,19 @@ def positions(call: Call) -> tuple[Array, Array]:
         first_query, first_key, queries, keys = documents(call, packed)
     offset = call.query_offset
     if isinstance(offset, str):
+        if call.key_positions is not None:  # the last valid key's position, and one
+            last = np.broadcast_to(np.maximum(np.asarray(keys) - 1, 0), (B, 1))
+            keys = np.take_along_axis(call.kernel.places(call), last, 1) + 1
         offset = keys - queries if offset == "end" else 0
     elif offset is not None:
         offset = call.per_entry(offset)[:, None]
     return np.arange(L) - first_query + first_key + (0 if offset is None else offset), first_key
+
+
+def places(call: Call) -> Array:
+    """Return the position of each key, ``(B, S)``: its index, unless positions are given."""
+    S = call.shape[3]
+    return np.arange(S)[None] if call.key_positions is None else call.per_entry(call.key_positions, S)
 
 
 def arrays_of(biases: tuple[Any, ...]) -> list[Array]:

@@ -19,14 +19,15 @@ from sdpa_ref.testing.museum.faults import (
     sizes,
     softmax,
     states,
+    storage,
 )
 
 ROOMS = {
     room.__name__.rpartition(".")[2]: tuple(found for found in vars(room).values() if isinstance(found, Fault))
     + getattr(room, "FAULTS", ())
     for room in (
-        masks, positions, scores, softmax, sinks, keys, heads, memory, precision, states, dropout, gradients, bits,
-        sizes, calls,
+        masks, positions, scores, softmax, sinks, keys, heads, storage, memory, precision, states, dropout, gradients,
+        bits, sizes, calls,
     )
 }  # fmt: skip
 """The exhibits by what they are about."""

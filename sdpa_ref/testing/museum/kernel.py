@@ -12,7 +12,7 @@ import numpy as np
 
 from sdpa_ref.arrays import Array
 from sdpa_ref.biases import ALiBi
-from sdpa_ref.testing.museum import arguments, backward, visibility
+from sdpa_ref.testing.museum import arguments, backward, storage, visibility
 from sdpa_ref.testing.museum.arguments import Call, arranged, arrays_of
 from sdpa_ref.testing.museum.sums import mixed, product
 
@@ -93,7 +93,7 @@ def alibi(call: Call, keys: slice) -> Array:
     """Return the linear biases: minus slope times distance."""
     at = visibility.indices(call)
     slopes = sum((np.broadcast_to(each.slopes, call.shape[1]) for each in call.biases if isinstance(each, ALiBi)), 0.0)
-    return call.kernel.slope(np.reshape(slopes, (-1, 1, 1)), at.p - at.j[..., keys]).astype(call.acc)
+    return call.kernel.slope(np.reshape(slopes, (-1, 1, 1)), at.p - at.k[..., keys]).astype(call.acc)
 
 
 def slope(slopes: Array, ahead: Array) -> Array:
@@ -181,6 +181,16 @@ class Kernel:
     heads_first: Step = arguments.heads_first
     positions: Step = arguments.positions
     valid_lengths: Step = arguments.valid_lengths
+    places: Step = arguments.places
+    gathered: Step = storage.gathered
+    slots: Step = storage.slots
+    stored_lengths: Step = storage.stored_lengths
+    entries: Step = storage.entries
+    decoded: Step = storage.decoded
+    unpacked: Step = storage.unpacked
+    zero: Step = storage.zero
+    scaled: Step = storage.scaled
+    blocks: Step = storage.blocks
     rule: Step = visibility.rule
     visible: Step = visibility.visible
     of_heads: Step = of_heads

@@ -25,6 +25,8 @@ class At(NamedTuple):
         Position of the query, as a key index.
     origin : array
         Key index of the first key of the query's document.
+    k : array
+        Position of the key.
     """
 
     b: Array
@@ -33,6 +35,7 @@ class At(NamedTuple):
     j: Array
     p: Array
     origin: Array
+    k: Array
 
 
 def indices(call: Call) -> At:
@@ -41,7 +44,7 @@ def indices(call: Call) -> At:
     p, origin = (
         np.broadcast_to(x, (call.shape[0], call.shape[2]))[:, None, :, None] for x in call.kernel.positions(call)
     )
-    return At(b, h, i, j, p, origin)
+    return At(b, h, i, j, p, origin, call.kernel.places(call)[:, None, None])
 
 
 def visible(call: Call) -> Array:
@@ -81,7 +84,7 @@ def _ids(ids: Array, call: Call) -> Array:
 def window(at: At, left: int | None, right: int | None) -> Array:
     """Return which keys lie within these bounds around the query's position; None leaves a side open."""
     before, after = (_FAR if bound is None else bound for bound in (left, right))
-    return (at.p - before <= at.j) & (at.j <= at.p + after)
+    return (at.p - before <= at.k) & (at.k <= at.p + after)
 
 
 def _packed(m: Any, at: At, call: Call) -> Array:
@@ -101,14 +104,14 @@ def _tree(m: Any, at: At, call: Call) -> Array:
 
 
 _RULES: dict[type, Callable[..., Any]] = {
-    sr.Causal: lambda m, at, call: at.j <= at.p,
+    sr.Causal: lambda m, at, call: at.k <= at.p,
     sr.Window: lambda m, at, call: window(at, m.left, m.right),
     sr.KeyLengths: lambda m, at, call: at.j < lengths(m, call),
     sr.KeyStarts: lambda m, at, call: at.j >= lengths(m, call),
     sr.QueryLengths: lambda m, at, call: at.i < lengths(m, call),
-    sr.Prefix: lambda m, at, call: (at.j < at.origin + lengths(m, call)) | (at.j <= at.p),
-    sr.Chunked: lambda m, at, call: (at.j <= at.p) & ((at.j - at.origin) // m.size == (at.p - at.origin) // m.size),
-    sr.FirstTokens: lambda m, at, call: at.j < at.origin + m.n,
+    sr.Prefix: lambda m, at, call: (at.k < at.origin + lengths(m, call)) | (at.k <= at.p),
+    sr.Chunked: lambda m, at, call: (at.k <= at.p) & ((at.k - at.origin) // m.size == (at.p - at.origin) // m.size),
+    sr.FirstTokens: lambda m, at, call: at.k < at.origin + m.n,
     sr.Segments: lambda m, at, call: _ids(m.q_ids, call)[..., None] == _ids(m.k_ids, call)[:, :, None],
     sr.Packed: _packed,
     sr.Tree: _tree,
