@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdpa_ref import Int4, Int8, KVCache
+from sdpa_ref import Int4, Int8, KVCache, rotary, silu
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 STORES = {"float32": None, "int8": Int8(), "int4": Int4()}
@@ -49,15 +49,6 @@ def normalised(x, weight, epsilon):
     return x * (weight / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon))
 
 
-def turned(x, positions, base):
-    """Return heads ``(B, T, H, E)`` whose neighbouring numbers are turned as pairs, by angles of their positions."""
-    half = x.shape[-1] // 2
-    angles = positions[..., None, None] * base ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return np.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
-
-
 class Model:
     """A model of the Llama family: tokens in, logits of the next token out."""
 
@@ -81,11 +72,12 @@ class Model:
         for layer, cache in zip(self.layers, caches, strict=True):
             read = normalised(x, layer.attention_norm, s.epsilon) @ layer.query_key_value
             query, key, value = (part.reshape(B, T, -1, s.head) for part in np.split(read, widths, -1))
-            cache.append(turned(key, positions, s.base), value, lengths)
-            attended = cache.attend(turned(query, positions, s.base), lengths=lengths)
+            query, key = (rotary(x, positions, base=s.base, interleaved=True, layout="LHE") for x in (query, key))
+            cache.append(key, value, lengths)
+            attended = cache.attend(query, lengths=lengths)
             x = x + attended.reshape(B, T, -1) @ layer.output
             gate, up = np.split(normalised(x, layer.feed_norm, s.epsilon) @ layer.gate_up, 2, -1)
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down
+            x = x + (silu(gate) * up) @ layer.down
         last = np.full(B, T - 1) if lengths is None else np.asarray(lengths) - 1
         return normalised(x[np.arange(B), last], self.norm, s.epsilon) @ self.embedding.T
 
