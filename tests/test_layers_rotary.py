@@ -176,6 +176,7 @@ def test_scalings_are_values(name):
     again = pickle.loads(pickle.dumps(scaling))
     assert (again, hash(again), repr(again)) == (scaling, hash(scaling), repr(scaling))
     assert scaling != LinearScaling(7)
+    assert eval(repr(scaling)) == scaling
     with pytest.raises(AttributeError):
         scaling.factor = 3
 

@@ -1,17 +1,33 @@
 """What models do to rotary positions to read texts longer than those they were trained on first."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from sdpa_ref.arrays import Array, as_integer, real_number
 
 
-@dataclass(frozen=True)
 class Scaling:
-    """Frequencies as they are: what all scalings share."""
+    """Frequencies as they are: what all scalings share.
+
+    Scalings are values: they never change, and those of the same type and numbers are equal.
+    """
+
+    def __init__(self, **numbers: Any) -> None:
+        self.__dict__.update(numbers)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} never changes: make another one")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
         """Return the angle of each pair from one position to the next, and a factor of the rotated numbers.
@@ -33,7 +49,6 @@ class Scaling:
         return base ** (np.arange(0, -width, -2) / width), 1.0
 
 
-@dataclass(frozen=True)
 class LinearScaling(Scaling):
     """Positions divided by a factor.
 
@@ -57,8 +72,8 @@ class LinearScaling(Scaling):
 
     factor: float
 
-    def __post_init__(self) -> None:
-        _set(self, factor=_at_least_1("factor", self.factor))
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor=_at_least_1("factor", factor))
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
         """Return the frequencies divided by the factor: see `Scaling.frequencies`."""
@@ -66,7 +81,6 @@ class LinearScaling(Scaling):
         return plain / self.factor, one
 
 
-@dataclass(frozen=True)
 class DynamicScaling(Scaling):
     """A base that grows with the length of the text, once that is longer than the original one.
 
@@ -98,14 +112,13 @@ class DynamicScaling(Scaling):
 
     factor: float
     original_length: int
-    length: int | None = None
+    length: int | None
 
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            factor=_at_least_1("factor", self.factor),
-            original_length=_length("original_length", self.original_length),
-            length=None if self.length is None else _length("length", self.length),
+    def __init__(self, factor: float, original_length: int, length: int | None = None) -> None:
+        super().__init__(
+            factor=_at_least_1("factor", factor),
+            original_length=_length("original_length", original_length),
+            length=None if length is None else _length("length", length),
         )
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
@@ -121,7 +134,6 @@ class DynamicScaling(Scaling):
         return larger ** (np.arange(0, -width, -2) / width), 1.0
 
 
-@dataclass(frozen=True)
 class YarnScaling(Scaling):
     """Slow pairs interpolated, fast ones as they are, a ramp between, and larger scores.
 
@@ -159,21 +171,30 @@ class YarnScaling(Scaling):
 
     factor: float
     original_length: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
 
-    def __post_init__(self) -> None:
-        factor, own = _at_least_1("factor", self.factor), self.attention_factor
-        if not isinstance(self.truncate, (bool, np.bool_)):
-            raise TypeError(f"truncate must be True or False, got {type(self.truncate).__name__}")
-        _set(
-            self,
+    def __init__(
+        self,
+        factor: float,
+        original_length: int,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: float | None = None,
+        truncate: bool = True,
+    ) -> None:
+        factor = _at_least_1("factor", factor)
+        own = 0.1 * math.log(factor) + 1 if attention_factor is None else attention_factor
+        if not isinstance(truncate, (bool, np.bool_)):
+            raise TypeError(f"truncate must be True or False, got {type(truncate).__name__}")
+        super().__init__(
             factor=factor,
-            original_length=_length("original_length", self.original_length),
-            **_ordered(beta_slow=self.beta_slow, beta_fast=self.beta_fast),
-            attention_factor=0.1 * math.log(factor) + 1 if own is None else real_number("attention_factor", own),
+            original_length=_length("original_length", original_length),
+            **_ordered(beta_slow=beta_slow, beta_fast=beta_fast),
+            attention_factor=real_number("attention_factor", own),
+            truncate=bool(truncate),
         )
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
@@ -189,10 +210,9 @@ class YarnScaling(Scaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
         slow = np.clip((np.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
-        return plain * (1 - slow) + plain / self.factor * slow, float(self.attention_factor or 0.0)
+        return plain * (1 - slow) + plain / self.factor * slow, self.attention_factor
 
 
-@dataclass(frozen=True)
 class Llama3Scaling(Scaling):
     """Slow pairs divided by a factor, fast ones as they are, and a ramp between.
 
@@ -221,17 +241,22 @@ class Llama3Scaling(Scaling):
     array([1.  , 1.  , 2.03, 8.  , 8.  ])
     """
 
-    factor: float = 8.0
-    original_length: int = 8192
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    factor: float
+    original_length: int
+    low_freq_factor: float
+    high_freq_factor: float
 
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            factor=_at_least_1("factor", self.factor),
-            original_length=_length("original_length", self.original_length),
-            **_ordered(low_freq_factor=self.low_freq_factor, high_freq_factor=self.high_freq_factor),
+    def __init__(
+        self,
+        factor: float = 8.0,
+        original_length: int = 8192,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+    ) -> None:
+        super().__init__(
+            factor=_at_least_1("factor", factor),
+            original_length=_length("original_length", original_length),
+            **_ordered(low_freq_factor=low_freq_factor, high_freq_factor=high_freq_factor),
         )
 
     def frequencies(self, width: int, base: float, positions: Array) -> tuple[Array, float]:
@@ -240,11 +265,6 @@ class Llama3Scaling(Scaling):
         turns = self.original_length * plain / (2 * math.pi)
         fast = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
         return plain * (fast + (1 - fast) / self.factor), one
-
-
-def _set(scaling: Scaling, **numbers: Any) -> None:
-    for name, number in numbers.items():
-        object.__setattr__(scaling, name, number)
 
 
 def _at_least_1(name: str, value: Any) -> float:

@@ -45,6 +45,8 @@ def moved(value: Any) -> Any:
     if isinstance(value, Paged):
         return Paged(moved(value.pages), value.table, value.lengths, value.layout)
     if isinstance(value, Quantized):
+        if value.codes.dtype.kind not in "iu":
+            raise NotImplementedError("CuPy has no float8")
         return value._map(moved)
     if isinstance(value, BooleanArray):
         return BooleanArray(moved(value.array))

@@ -118,7 +118,8 @@ def decodes(target: Target, case: Case) -> Failure | None:
         step = replace(_with(case, *now), query=np.array(_turned(row, case), order="C"), options=options)
         failure = judged(called(target, "forward", step, *step.arrays, **options), step, claims)
         if failure:
-            return replace(failure, message=f"after {written} of {T} tokens: {failure.message}")
+            when = f"after {written} of {T} tokens: " if t else ""
+            return replace(failure, message=f"{when}{failure.message}")
     return None
 
 

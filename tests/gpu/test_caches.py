@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import sdpa_ref as sr
+from sdpa_ref.testing import check
 
 STORES = {
     "pages": {"page": 4},
@@ -31,3 +32,11 @@ def test_a_cache_on_a_device_attends_as_one_on_the_host(machine, how, window):
         there.append(cupy.asarray(k), cupy.asarray(v))
         wanted = here.attend(q, backend="reference")
         assert abs(there.attend(cupy.asarray(q), backend="cupy").get() - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("law", ["pages", "codes", "key positions"])
+def test_the_laws_of_stored_keys_hold_on_a_device(machine, law):
+    machine()
+    run = check("cupy", rounds=8, seconds=float("inf"), laws=[law], capabilities={"dtypes": ["float32", "float64"]})
+    assert [f"{o.found.case}\n{o.failure.message}" for o in run.failures] == []
+    assert run.passed
