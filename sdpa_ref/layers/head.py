@@ -18,7 +18,7 @@ from sdpa_ref.options import LayerOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class AttentionHead(Layer):
     """One attention head: learned `query`, `key` and `value` projections, and attention between them.
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
@@ -123,6 +123,12 @@ class Layer:
         }
         with replacing(path) as unfinished:
             safetensors().save_file(contiguous, unfinished)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
 
     def __repr__(self) -> str:
         sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type in _PLAIN)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class Linear(Layer):
     """An affine map of the last axis: ``x @ weight.T + bias``.
 
@@ -85,7 +85,7 @@ class Linear(Layer):
         return y, vjp
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class Conv1x1(Layer):
     """A convolution of a feature map with a kernel of one pixel: an affine map of its channels.
 

@@ -24,7 +24,7 @@ _FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weigh
 _FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class MultiHeadAttention(Layer):
     """Multi-head attention: several heads, concatenated, and an `output` projection.
 

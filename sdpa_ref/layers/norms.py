@@ -14,7 +14,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input, float_dtype
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class LayerNorm(Layer):
     """Tokens of mean 0 and variance 1: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
@@ -80,7 +80,7 @@ class LayerNorm(Layer):
         return _normalised(self, x, self.bias, centred=True)
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class RMSNorm(Layer):
     """Tokens whose mean square is 1: ``x / sqrt(mean(x**2) + eps) * weight``.
 

@@ -17,7 +17,7 @@ from sdpa_ref.options import MapOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class SpatialAttention(Layer):
     """Attention between all positions of a feature map, as in the U-Nets of diffusion models.
 

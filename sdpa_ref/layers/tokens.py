@@ -13,7 +13,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, float_dtype
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@dataclass(init=False, eq=False, repr=False)
 class Embedding(Layer):
     """A vector for each entry of a vocabulary.
 
