@@ -42,7 +42,7 @@ def rotary(
     x : float array, shape (..., H, L, E)
         Queries or keys, heads before lengths as in `sdpa`; ``(..., L, H, E)`` in layout "LHE". Two axes mean one head
         without a head axis.
-    positions : array of real numbers, shape (L,) or (*batch, L)
+    positions : array of real numbers, shape ``(L,)`` or ``(*batch, L)``
         Where the tokens stand, for all batch entries or for each.
     base : float
         Above 0; models that read long texts have a larger one.

@@ -38,12 +38,12 @@ class Scaling:
             How many numbers of a head are turned.
         base : float
             That of `rotary`.
-        positions : array, shape (L,) or (*batch, L)
+        positions : array, shape ``(L,)`` or ``(*batch, L)``
             Those of the call.
 
         Returns
         -------
-        frequencies : array, shape (width // 2,) or (*batch, 1, width // 2)
+        frequencies : array, shape ``(width // 2,)`` or ``(*batch, 1, width // 2)``
         factor : float
         """
         return base ** (np.arange(0, -width, -2) / width), 1.0
