@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref._problem.checks import native
 from sdpa_ref.arrays import Array, as_array
 from sdpa_ref.backend import Form
 from sdpa_ref.masks import All, Band, Intervals, KeyLengths, Mask, as_mask, joined
@@ -13,7 +14,16 @@ from sdpa_ref.storage import Stored
 def stored_or_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array | Stored:
     """Return an array, or what `Paged` and `Quantized` come to beside a query of this type."""
     describe = getattr(value, "_stored", None)
-    return as_array(name, value) if describe is None else describe(dtype)
+    if describe is None:
+        return as_array(name, value)
+    stored: Stored = describe(dtype)
+    parts = {part: getattr(stored, part) for part in ("numbers", "table", "scale", "offset")}
+    foreign = {part: array for part, array in parts.items() if array is not None and not array.dtype.isnative}
+    if foreign:  # kernels read numbers where they lie
+        stored = stored._replace(
+            **{part: native(array, array.dtype.newbyteorder("=")) for part, array in foreign.items()}
+        )
+    return stored
 
 
 def check_layout(layout: str, **given: Any) -> None:

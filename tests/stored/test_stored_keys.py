@@ -275,6 +275,23 @@ def test_no_keys_are_an_empty_row(backend, scale):
     np.testing.assert_array_equal(sr.sdpa(query, pages, pages, backend=backend), 0)
 
 
+def test_any_byte_order(backend):
+    rng = np.random.default_rng(4)
+    pages, query = rng.standard_normal((4, Hkv, 8, E)).astype(np.float32), np.ones((2, Hq, 1, E), np.float32)
+    codes, scale = rng.integers(-9, 9, (Hkv, 16, E)).astype(np.int8), rng.random((16, 1)).astype(np.float16)
+    table = np.array([[0, 1], [3, 2]], np.int32)
+    there, here = (
+        (
+            sr.Paged(pages.astype(f"{order}f4"), table.astype(f"{order}i4"), 15),
+            sr.Quantized(codes, scale.astype(f"{order}f2")),
+        )
+        for order in "><"
+    )
+    for foreign, native in zip(there, here, strict=True):
+        got, expected = (sr.sdpa(query, x, x, backend=backend) for x in (foreign, native))
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_states_and_weights_take_them(backend):
     rng = np.random.default_rng(2)
     query, key = rng.standard_normal((Hq, 3, E)).astype(np.float32), coded(rng, (Hkv, 30, E), "uint8", (30, 1))

@@ -6,7 +6,7 @@ from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.simd import load_int32, load_int64, record_reader
 
 from .record import read_source
-from .views import HEADER, data, size, stride
+from .views import HEADER, batch, data, size, stride
 
 FACTOR = np.dtype([(name, np.int64) for name in ("first", "code", "across", "down", "leap", "run", "keys", "pages")])
 """A scale or an offset of a head: where it begins, 0 for none, its type, and the bytes between its numbers, keys and
@@ -66,7 +66,7 @@ def place_head(at, source, query, b, head):
     h.width, h.direct, h.code, h.zero, h.pages, h.page = s.width, s.direct, s.code, s.zero, s.pages, s.page
     h.table, h.table_step, h.table_item, h.room = np.int64(0), np.int64(0), s.table_item, at + HEAD_BYTES
     if s.table:
-        h.leap, h.table, h.table_step = stride(s.numbers, 4), row_of(s.table, query, b), stride(s.table, 1)
+        h.leap, h.table, h.table_step = stride(s.numbers, 4), batch(s.table, 1, query, b), stride(s.table, 1)
     place_factor(
         read_factor(at + SCALE), s.scale, s.scale_code, s.scale_run, s.scale_keys, s.scale_pages, s, query, b, head
     )
@@ -75,18 +75,6 @@ def place_head(at, source, query, b, head):
         head,
     )  # fmt: skip
     return h
-
-
-@part
-def row_of(table, query, b):
-    """Return where the row of batch entry b begins in a table."""
-    at, inner, shape = data(table), 1, load_int64(query + HEADER + 16)
-    for axis in range(load_int32(query + HEADER + 8) - 4, -1, -1):
-        n = load_int64(shape + 8 * axis)
-        inner += 1
-        at += b % n * stride(table, inner)
-        b //= n
-    return at
 
 
 @part

@@ -4,13 +4,12 @@ Not claimed: rows are neither independent of the batch nor of strides to the bit
 (pytorch issue 101967), and what a visible infinity gives depends on the path that is chosen.
 """
 
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from sdpa_ref.masks import Causal
+from sdpa_ref.testing.adapters import _tensors
 from sdpa_ref.testing.capabilities import Capabilities
-from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.target import Target
 
 
@@ -32,25 +31,8 @@ def target() -> Target:
         offsets=("start",),
         gradients=True,
     )
-    return Target("torch", _forward, claims, vjp=_vjp, about=f"PyTorch {torch.__version__}, on the CPU")
-
-
-def _forward(query: Array, key: Array, value: Array, **options: Any) -> Array:
-    import torch
-
-    with torch.inference_mode():
-        return _array(_attention(*map(_tensor, (query, key, value)), **options))
-
-
-def _vjp(query: Array, key: Array, value: Array, grad_output: Array, **options: Any) -> tuple[Any, ...]:
-    import torch
-
-    tensors = [_tensor(array).requires_grad_() for array in (query, key, value)]
-    bias = _tensor(options.pop("bias")).requires_grad_() if "bias" in options else None
-    output = _attention(*tensors, bias=bias, **options)
-    leaves = [*tensors, *([] if bias is None else [bias])]
-    gradients = [_array(g) for g in torch.autograd.grad(output, leaves, _tensor(grad_output))]
-    return (*gradients, *(None,) * (5 - len(gradients)))
+    forward, vjp = (partial(way, _attention) for way in (_tensors.output, _tensors.gradients))
+    return Target("torch", forward, claims, vjp=vjp, about=f"PyTorch {torch.__version__}, on the CPU")
 
 
 def _attention(
@@ -66,27 +48,7 @@ def _attention(
     import torch
 
     causal = isinstance(mask, Causal)
-    given = _tensor(mask) if mask is not None and not causal else None
-    if bias is not None:
-        given = _tensor(bias) if isinstance(bias, np.ndarray) else bias
+    given = _tensors.tensor(mask) if mask is not None and not causal else bias
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=given, is_causal=causal, scale=scale, enable_gqa=query.shape[-3] != key.shape[-3]
     )
-
-
-def _tensor(array: Array) -> Any:
-    import torch
-
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _array(tensor: Any) -> Array:
-    import torch
-
-    if tensor.dtype == torch.bfloat16:
-        import ml_dtypes
-
-        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.asarray(tensor.numpy())
