@@ -1,7 +1,8 @@
 """What one call does on a device: which kernels, specialised how, on which grid, with which parameter block.
 
-Nothing here needs a GPU. A plan follows from shapes, types, options and the architecture; of the arrays' memory it only
-knows whether rows can be copied 16 bytes at a time, which changes how tiles are loaded and no result.
+Nothing here needs a GPU. Kernels are chosen by types, options, widths and the architecture, and remembered by these;
+lengths and other numbers are data of a call. Of the arrays' memory a plan only knows whether rows can be copied 16
+bytes at a time, which changes how tiles are loaded and no result.
 
 Many rows take 4 warps a block, each 16 or 32 rows. Few rows take a warp for 16 rows, the heads of a group together, and
 several blocks share a head's keys: how many follows from the number of keys alone, so that a row's bits do not depend
@@ -12,6 +13,8 @@ problems without `general`: the parameter block, the row table and the walk over
 """
 
 import math
+import struct
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.backend import Form
-from sdpa_ref.dropout import Dropout
 
 AXES = 8
 VIEW = np.dtype([("data", np.uint64), ("batch", np.int64, AXES), ("head", np.int64), ("row", np.int64),
@@ -30,13 +32,14 @@ VIEWS = {  # the arrays of the parameter block, and the axes that each has behin
     "prefix": "r", "start": "r", "stop": "r", "position": "r", "dense": "hrc", "bias": "hrc",
     "slopes": "h", "sink": "h",
 }  # fmt: skip
+COUNTS = (
+    "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
+    "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
+)  # fmt: skip
 PARAMETERS = np.dtype(
     [(name, VIEW) for name in VIEWS]
     + [("workspace", np.uint64), ("sizes", np.int64, AXES)]
-    + [(name, np.int64) for name in (
-        "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
-        "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
-    )]
+    + [(name, np.int64) for name in COUNTS]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor", "unit")]
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
@@ -51,6 +54,7 @@ WIDEST = 256
 FEW_ROWS = 64  # up to here the heads of a group share tiles, and long keys are split
 CHUNKS = 64
 SHORTEST_CHUNK = 256
+MOST_KERNELS = 256  # combinations that are remembered, the most recently used ones
 TASK_BYTES, SPAN_BYTES, ROW_BYTES = 48, 24, 72  # of the structs in rows.h
 PLAIN_ROWS, PLAIN_KEYS, PLAIN_COLUMNS = 16, 32, 64  # of a tile of plain.cu
 
@@ -64,17 +68,6 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     shared: int
-
-
-class Options(NamedTuple):
-    """What a plan depends on beside types and sizes."""
-
-    first_row: int
-    scale: float
-    softcap: float | None
-    bias: int | None  # one of TYPES
-    dropout: Dropout | None
-    masked: bool  # by a boolean array or slopes
 
 
 class Plan(NamedTuple):
@@ -143,11 +136,36 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
 
 def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     """Return the plan for a problem that `fused` has no objection to; arguments as there."""
-    p = problem
-    bias = None if p.bias is None else TYPES[p.bias.dtype.name]
-    masked = p.keep is not None or p.slopes is not None
-    options = Options(p.first_row, p.scale, p.softcap, bias, p.dropout, masked)
-    return _plan(p.form, p.L, p.S, options, want, arch, _copies_16(p))
+    p, form = problem, problem.form
+    L, S, B, group = p.L, p.S, p.B, p.group
+    few = L <= FEW_ROWS
+    fold, chunk = group if few else 1, S
+    if few and S > 2 * SHORTEST_CHUNK:
+        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
+        chunk += -chunk % PLAIN_COLUMNS
+    chunks, count, rows = max(1, -(-S // max(1, chunk))), B * form.Hq * L, fold * L
+    changed = _is_changed(problem)
+    kernels = _kernels(form, arch, next((n for n in _SHORT if rows <= n), LARGEST), chunks > 1, changed, want,
+                       _copies_16(problem)) if count else _NO_KERNELS  # fmt: skip
+    tiles = -(-rows // kernels.rows)
+    tasks, by_row = B * (form.Hq // fold if fold else 0) * tiles * chunks, -(-count // 4)
+    launches = [each._replace(grid=(tasks if each.source in _BY_TASKS else by_row, 1, 1)) for each in kernels.launches]
+    dropout = p.dropout
+    threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
+    counts = (
+        len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group, p.first_row, fold, tiles, chunks, chunk,
+        0 if p.bias is None else TYPES[p.bias.dtype.name], 0, threshold, seed & 0xFFFFFFFF, seed >> 32,
+    )  # fmt: skip
+    numbers = _NUMBERS.pack(*form.batch, *[0] * (AXES - len(form.batch)), *counts, p.scale, p.softcap or 0.0, factor,
+                            LOG2_E if kernels.general else 1.0)  # fmt: skip
+    split = count and chunks > 1 and want & {"output", "lse"}
+    workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0
+    return Plan(tuple(launches), workspace, np.frombuffer(bytearray(numbers), PARAMETERS))
+
+
+_NUMBERS = struct.Struct(f"={PARAMETERS.fields['sizes'][1]}x{AXES + len(COUNTS)}q4d")  # type: ignore[index]
+_SHORT = (16, 32, 64)  # rows that take fewer warps
+_BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys
 
 
 def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, workspace: int) -> np.ndarray[Any, Any]:
@@ -169,25 +187,39 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
     arrays = (problem.query, problem.key, problem.value, *result, *intervals, problem.positions, problem.keep,
               problem.bias, problem.slopes, problem.sink)  # fmt: skip
     axes = len(problem.batch)
-    words = []
-    for array, inner in zip(arrays, VIEWS.values(), strict=True):
-        words += _view(array, 0 if inner == "h" else axes, inner, address)
-    block = plan.parameters.copy()
-    block.view(np.int64)[: len(words)] = words
-    block["workspace"] = workspace
+    views = [
+        _view(array, 0 if inner == "h" else axes, inner, address) for array, inner in zip(arrays, _INNER, strict=True)
+    ]
     output = result.output
-    block["out_chunks"] = output is not None and _steps(output, 16 // output.dtype.itemsize, address(output))
-    return block
+    words = plan.parameters.view(np.int64).copy()  # structured arrays are copied field by field
+    words[:_WORKSPACE] = np.frombuffer(b"".join(views), np.int64)
+    words[_WORKSPACE] = workspace
+    words[_OUT_CHUNKS] = output is not None and _steps(output, 16 // output.dtype.itemsize, address(output))
+    return words.view(PARAMETERS)
 
 
-def _view(array: Any, axes: int, inner: str, address: Callable[[Any], int]) -> list[int]:
-    """Return the fields of a VIEW; axes that are missing or have one entry get stride 0."""
+_INNER = tuple(VIEWS.values())
+_WORKSPACE, _OUT_CHUNKS = (PARAMETERS.fields[name][1] // 8 for name in ("workspace", "out_chunks"))  # type: ignore[index]
+_NO_VIEW = bytes(VIEW.itemsize)
+
+
+def _view(array: Any, axes: int, inner: str, address: Callable[[Any], int]) -> bytes:
+    """Return a VIEW; axes that are missing or have one entry get stride 0."""
     if array is None:
-        return [0] * (AXES + 4)
-    strides = [0 if n == 1 else stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    strides = [0] * (axes + len(inner) - array.ndim) + strides
+        return _NO_VIEW
+    strides = array.strides
+    if 1 in array.shape:
+        strides = tuple([0 if n == 1 else stride for n, stride in zip(array.shape, strides, strict=True)])
+    return address(array).to_bytes(8, sys.byteorder) + _strides(strides, axes, inner)
+
+
+@lru_cache(maxsize=1024)
+def _strides(strides: tuple[int, ...], axes: int, inner: str) -> bytes:
+    """Return what stands in a VIEW behind the address."""
+    strides = (0,) * (axes + len(inner) - len(strides)) + strides
     steps = dict(zip(inner, strides[axes:], strict=True))
-    return [address(array), *strides[:axes], *[0] * (AXES - axes), *(steps.get(axis, 0) for axis in "hrc")]
+    words = [*strides[:axes], *[0] * (AXES - axes), *(steps.get(axis, 0) for axis in "hrc")]
+    return np.array(words, np.int64).tobytes()
 
 
 def _steps(array: Any, count: int, address: int) -> bool:
@@ -214,63 +246,44 @@ def _host_address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-@lru_cache(maxsize=1024)
-def _plan(form: Form, L: int, S: int, options: Options, want: frozenset[str], arch: int, vector: bool) -> Plan:
-    parameters = np.zeros(1, PARAMETERS)
-    p = parameters[0]
-    B, group = math.prod(form.batch), form.Hq // form.Hkv if form.Hkv else 1
-    sizes = {"B": B, "Hq": form.Hq, "Hkv": form.Hkv, "L": L, "S": S, "E": form.E, "Ev": form.Ev, "group": group}
-    for name, size in sizes.items():
-        p[name] = size
-    p["first_row"], p["axes"] = options.first_row, len(form.batch)
-    p["sizes"][: len(form.batch)] = form.batch
-    matrix_units = _has_matrix_units(form, arch)
-    general = _numbers(form, options, p) or not matrix_units
-    p["unit"] = LOG2_E if general else 1
-    few = L <= FEW_ROWS
-    p["fold"] = fold = group if few else 1
-    chunk = S
-    if few and S > 2 * SHORTEST_CHUNK:
-        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
-        chunk += -chunk % PLAIN_COLUMNS
-    p["chunk"], p["chunks"] = chunk, max(1, -(-S // max(1, chunk)))
-    count = B * form.Hq * L
-    if count == 0:
-        return Plan((), 0, parameters)
+class Kernels(NamedTuple):
+    """What serves all calls of one kind, whatever their lengths: launches without a grid, and rows of a block."""
 
-    launches, workspace = [], 0
+    launches: tuple[Launch, ...] = ()
+    rows: int = 1
+    general: bool = True  # whether scores need more than their scale before the softmax
+
+
+_NO_KERNELS = Kernels()
+
+
+@lru_cache(maxsize=MOST_KERNELS)
+def _kernels(
+    form: Form, arch: int, rows: int, split: bool, changed: bool, want: frozenset[str], vector: bool
+) -> Kernels:
+    """Return the kernels for blocks of up to so many rows; `split`: whether several blocks share a head's keys."""
+    general = changed or not _has_matrix_units(form, arch)
+    launches, block_rows = [], 1
     defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
     if want & {"output", "lse"}:
-        units, rows, acc = B * (form.Hq // fold), fold * L, form.acc_dtype.itemsize
-        if matrix_units:
-            launch, tile_rows = _attend(form, arch, rows, general, vector)
+        if _has_matrix_units(form, arch):
+            launch, block_rows = _attend(form, arch, rows, general, vector)
         else:
-            launch, tile_rows = _plain(form, arch), PLAIN_ROWS
-        p["tiles"] = -(-rows // tile_rows)
-        tasks = units * int(p["tiles"] * p["chunks"])
-        launches.append(launch._replace(grid=(tasks, 1, 1)))
-        if p["chunks"] > 1:
-            workspace = int(count * p["chunks"]) * (form.Ev + 2) * acc
-            launches.append(Launch("merge", "merge.cu", defines, (-(-count // 4), 1, 1), 128, 0))
+            launch, block_rows = _plain(form, arch), PLAIN_ROWS
+        launches.append(launch)
+        if split:
+            launches.append(Launch("merge", "merge.cu", defines, (0, 1, 1), 128, 0))
     if "weights" in want:
-        launches.append(Launch("weigh", "weigh.cu", defines, (-(-count // 4), 1, 1), 128, 0))
-    return Plan(tuple(launches), workspace, parameters)
+        launches.append(Launch("weigh", "weigh.cu", defines, (0, 1, 1), 128, 0))
+    return Kernels(tuple(launches), block_rows, general)
 
 
-def _numbers(form: Form, options: Options, p: Any) -> bool:
-    """Fill in scale, bias and dropout; return whether scores need more than their scale before the softmax."""
-    p["dropout_factor"] = 1
-    limits, dropout = np.finfo(form.acc_dtype), options.dropout
-    p["scale"] = options.scale
-    general = options.scale * LOG2_E <= limits.tiny or options.scale >= limits.max / 2 or options.masked
-    if options.softcap is not None:
-        p["softcap"], general = options.softcap, True
-    if options.bias is not None:
-        p["bias_type"], general = options.bias, True
-    if dropout is not None:
-        p["threshold"], p["dropout_factor"], general = dropout.threshold, dropout.factor, True
-        p["seed_low"], p["seed_high"] = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
-    return bool(general)
+def _is_changed(problem: Any) -> bool:
+    """Return whether scores need more than their scale before the softmax."""
+    p, limits = problem, np.finfo(problem.acc_dtype)
+    options = (p.keep, p.slopes, p.softcap, p.bias, p.dropout)
+    extreme = p.scale * LOG2_E <= limits.tiny or p.scale >= limits.max / 2
+    return bool(extreme) or any(option is not None for option in options)
 
 
 def _has_matrix_units(form: Form, arch: int) -> bool:
