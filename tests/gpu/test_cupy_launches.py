@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sdpa_cupy
 import strict_cupy
-from sdpa_cupy.plan import PARAMETERS, Launch, _kernels, make_plan
+from sdpa_cupy.plan import PARAMETERS, _kernels, make_plan
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
@@ -121,19 +121,8 @@ def test_what_is_more_than_launches_cannot_be_captured(machine, options, reason)
 # ---- the kernels, by fibers, and on a device
 
 
-def test_kernels_on_the_stand_in(machine, monkeypatch):
-    fibers = pytest.importorskip("sdpa_cupy.launch.fibers")
-    if fibers.unavailable():
-        pytest.skip(fibers.unavailable())
+def test_kernels_on_the_stand_in(machine, by_fibers):
     machine()
-
-    def run(kernel, name, source, defines, grid, block, parameters, shared):
-        emulated = fibers.Fibers(arch=80)
-        for array in list(strict_cupy.live.values()):
-            emulated.address(array.host)
-        emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
-
-    monkeypatch.setattr(strict_cupy.Kernel, "launch", run, raising=False)
     arrays, rule = qkv(L=3, S=600, batch=(), dtype=np.float16), sr.Segments(np.arange(3) % 2, np.arange(600) % 2)
     output = sr.sdpa(*device.moved(arrays), mask=rule).get()
     assert_close(output, *arrays, mask=rule)
