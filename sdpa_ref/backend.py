@@ -359,6 +359,10 @@ class Backend(Protocol):
         """Return every stage of the formula."""
         ...
 
+    def gelu(self, x: Array) -> Array:
+        """Return the exact GELU of an array whose numbers are computed in float32, in its type, as a new array."""
+        ...
+
     def details(self) -> dict[str, str]:
         """Return what `sdpa-ref info` shows: what it found in the machine, where it keeps things."""
         ...

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.layers.files import read
+from sdpa_ref.layers.files import read_weights
 from sdpa_ref.testing.golden import stored
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -84,7 +84,7 @@ def load(collection: str = "dense") -> dict[str, Golden]:
     folder, prefix = files(__name__), "" if collection == "dense" else "stored-"
     index = json.loads((folder / f"{prefix}v{VERSION}.json").read_text(encoding="utf-8"))
     with as_file(folder / index["file"]) as path:
-        numbers = read(path)
+        numbers = read_weights(path)
     make = makers[collection]
     return {
         entry["name"]: make(entry, {part: numbers[f"{entry['name']}/{part}"] for part in entry["tensors"]})
