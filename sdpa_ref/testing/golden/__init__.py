@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.layers.files import read
+from sdpa_ref.layers.files import read_weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VERSION = 1
@@ -74,7 +74,7 @@ def load() -> dict[str, Golden]:
     folder = files(__name__)
     index = json.loads((folder / f"v{VERSION}.json").read_text(encoding="utf-8"))
     with as_file(folder / index["file"]) as path:
-        stored = read(path)
+        stored = read_weights(path)
     return {entry["name"]: _golden(entry, stored) for entry in index["cases"]}
 
 
