@@ -1,18 +1,17 @@
 """The page of attention weights: what it holds, what it refuses, and that it works in a real browser."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 from browser import browser
+from pages import parts, unpacked, weights_of
 
 from sdpa_ref import Causal, sdpa_weights
 from sdpa_ref.cli import main
 from sdpa_ref.viewer import page
 
 WORDS = "Wie geht es dir".split()
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def weights(*shape, seed=0, **options):
@@ -24,16 +23,7 @@ def weights(*shape, seed=0, **options):
 
 def held(html):
     """Return the data of a page."""
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
-
-
-def unpacked(packed, columns, top=1.0):
-    """Return the weights that a page shows."""
-    rows = []
-    for line in packed.split("."):
-        codes = [64 * LETTERS.index(a) + LETTERS.index(b) for a, b in zip(line[::2], line[1::2], strict=True)]
-        rows.append([top * (code / 4095) ** 2 for code in codes] + [0.0] * (columns - len(codes)))
-    return np.array(rows)
+    return parts(html)[1]
 
 
 # --- what it holds ---
@@ -43,7 +33,7 @@ def unpacked(packed, columns, top=1.0):
 def test_weights_are_right_to_what_the_page_says(options):
     given = weights(5, 3, 40, 40, **options)
     (text,) = held(page(given, list(map(str, range(40)))))
-    shown = np.array([[unpacked(head, 40) for head in layer["heads"]] for layer in text["layers"]])
+    shown = weights_of(text)
     assert abs(shown - given).max() < 0.0003
     small = abs(given - 0.001) < 0.0001
     assert small.any()
@@ -320,6 +310,15 @@ def test_layer_head_and_direction(opened):
     choose("text", 1)
     assert tab.run("document.querySelector('#layer').parentNode.hidden")
     np.testing.assert_allclose(values(tab), GIVEN[0, :, :, 2].mean(0), atol=0.00081)
+
+
+def test_an_address_may_choose(opened, tmp_path):
+    tab = opened("texts")
+    tab.run("location.hash = '#text=0&layer=2&head=1&word=3'")
+    tab.run("new Promise(done => setTimeout(done))")
+    np.testing.assert_allclose(values(tab), GIVEN[2, 1, 3], atol=0.00081)
+    tab.open(tmp_path / "page.html", hash="#layer=1&word=99&head=-x")
+    np.testing.assert_allclose(values(tab), GIVEN[1, 0, 3], atol=0.00081)
 
 
 def test_matrix_under_the_pointer_and_the_finger(opened):

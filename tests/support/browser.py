@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ for number, at in zip(high, (3, 4)):
     os.dup2(number, at)
 os.execv(sys.argv[3], sys.argv[3:])
 """  # where a browser expects its pipes
+_PATIENCE = 120  # looks of a second each, so that a pause of the whole machine is none of the browser
 NAMES = "chromium", "chromium-browser", "google-chrome"
 
 
@@ -24,21 +26,19 @@ class Tab:
     """The one page of a browser."""
 
     def __init__(self, to_browser, from_browser):
-        self.to_browser, self.from_browser, self.count, self.session = to_browser, from_browser, 0, {}
+        self.to_browser, self.from_browser, self.unread = to_browser, from_browser, b""
+        self.count, self.session, self.errors, self.requests = 0, {}, [], []
         (target, *_) = [t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         attached = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
-        self.errors = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
-        self.requests = []
 
     def send(self, method, **params):
         """Return the browser's answer to a command."""
         self.count += 1
         message = json.dumps({"id": self.count, "method": method, "params": params, **self.session})
-        self.to_browser.write(message.encode() + b"\0")
-        self.to_browser.flush()
+        os.write(self.to_browser, message.encode() + b"\0")
         while (told := self._read()).get("id") != self.count:
             pass
         assert "error" not in told, told
@@ -46,31 +46,32 @@ class Tab:
 
     def _read(self):
         """Return the next message, and keep what it says about errors and requests."""
-        text = b""
-        while not text.endswith(b"\0"):
-            letter = self.from_browser.read(1)
-            assert letter, "the browser has ended"
-            text += letter
-        told = json.loads(text[:-1])
+        while b"\0" not in self.unread:
+            said = any(select.select([self.from_browser], [], [], 1)[0] for _ in range(_PATIENCE))
+            assert said, "the browser says nothing"
+            self.unread += os.read(self.from_browser, 1 << 16) or pytest.fail("the browser has ended")
+        text, _, self.unread = self.unread.partition(b"\0")
+        told = json.loads(text)
         if told.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.errors.append(told["params"])
         if told.get("method") == "Network.requestWillBeSent":
             self.requests.append(told["params"]["request"]["url"])
         return told
 
-    def open(self, path, width=1280, height=900, scheme="light", touch=False):
+    def open(self, path, width=1280, height=900, scheme="light", touch=False, hash=""):
         """Open a file at a size of the window."""
-        self.errors.clear(), self.requests.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
         self.send("Emulation.setTouchEmulationEnabled", enabled=touch)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.send("Page.navigate", url=path.as_uri())
-        while self._read().get("method") != "Page.loadEventFired":
+        self.send("Page.navigate", url="about:blank")  # another hash of the same page would load nothing
+        self.errors.clear(), self.requests.clear()
+        self.send("Page.navigate", url=path.as_uri() + hash)
+        while self.run("document.readyState") != "complete":
             pass
 
     def run(self, script):
         """Return the value of a JavaScript expression."""
-        told = self.send("Runtime.evaluate", expression=script, returnByValue=True)
+        told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
@@ -115,12 +116,12 @@ def browser(profile):
     )
     os.close(theirs_in), os.close(theirs_out)
     try:
-        with os.fdopen(ours_out, "wb") as to_browser, os.fdopen(ours_in, "rb") as from_browser:
-            tab = Tab(to_browser, from_browser)
-            yield tab
-            with suppress(OSError, AssertionError):
-                tab.session = {}
-                tab.send("Browser.close")
+        tab = Tab(ours_out, ours_in)
+        yield tab
+        with suppress(OSError, AssertionError):
+            tab.session = {}
+            tab.send("Browser.close")
     finally:
+        os.close(ours_out), os.close(ours_in)
         process.terminate()
         process.wait(20)
