@@ -98,7 +98,15 @@ def test_wheel_has_these_at_its_top(wheel):
     tops = {name.partition("/")[0] for name in contents(wheel)} - {"sdpa_x"}
     assert tops == {"sdpa_ref", "sdpa_numba", "sdpa_pytest"}
     inside = {name.split("/")[1] for name in contents(wheel) if name.startswith("sdpa_ref/")}
-    assert {name for name in inside if "." not in name} == {"_problem", "cli", "layers", "masks", "stored", "testing"}
+    assert {name for name in inside if "." not in name} == {
+        "_problem",
+        "cli",
+        "layers",
+        "masks",
+        "stored",
+        "testing",
+        "viewer",
+    }
 
 
 def test_wheel_of_cupy_has_that_and_nothing_else(wheel_of_cupy):
