@@ -81,8 +81,9 @@ class Problem(NamedTuple):
     score_mod : callable or None
         ``f(s, b, h, i, j)``, to be applied to the scores.
     dropout : Dropout or None
-    first_row : int
-        Index of row 0 in the caller's problem, which `dropout` and `score_mod` count from.
+    first_row, first_key, first_head, first_entry : int
+        Indices of row 0, key 0, head 0 and entry 0 in the caller's problem, which `dropout` and `score_mod` count from;
+        under dropout `first_key` is a multiple of 4.
     plain : bool
         Only where none of the options above is there, and so nothing has to be asked for each of them.
     blockwise : bool
@@ -113,6 +114,9 @@ class Problem(NamedTuple):
     biases: tuple[Array, ...] = ()
     grid: Grid | None = None  # what the rules are laid over
     key_positions: Array = None
+    first_key: int = 0
+    first_head: int = 0
+    first_entry: int = 0
 
     @property
     def stored(self) -> bool:
@@ -270,9 +274,16 @@ class Problem(NamedTuple):
 
     def indices(self) -> tuple[Array, Array, Array, Array]:
         """Return b, h, i and j as `score_mod` counts them, arrays that broadcast to the scores."""
-        b = np.arange(self.B).reshape(*self.batch, 1, 1, 1)
+        b = np.arange(self.first_entry, self.first_entry + self.B).reshape(*self.batch, 1, 1, 1)
+        h = np.arange(self.first_head, self.first_head + self.Hq)
         i = np.arange(self.first_row, self.first_row + self.L)
-        return b, np.arange(self.Hq)[:, None, None], i[:, None], np.arange(self.S)
+        return b, h[:, None, None], i[:, None], np.arange(self.first_key, self.first_key + self.S)
+
+    def kept_by_dropout(self) -> Array:
+        """Return the keep bits of the weights, ``(*batch, Hq, L, S)``; there is a dropout."""
+        first = self.first_entry, self.first_head, self.first_row, self.first_key
+        assert self.dropout is not None
+        return self.dropout.keep(self.scores_shape, first=first)
 
     def new_output(self) -> Array:
         """Return the array to fill with the output: `out`, or a new one."""
@@ -299,6 +310,22 @@ class Result(NamedTuple):
     weights: Array = None
     m: Array = None
     z: Array = None
+
+
+class Sums(NamedTuple):
+    """Attention over some of the keys as it is before the division: what more keys are added to.
+
+    Attributes
+    ----------
+    m, z : array, shape (..., Hq, L)
+        The largest score of each row, and the sum of the exponentials beside it; -inf and 0 where there is none yet.
+    total : array, shape (..., Hq, L, Ev)
+        The values, weighted by these exponentials.
+    """
+
+    m: Array
+    z: Array
+    total: Array
 
 
 class Gradients(NamedTuple):

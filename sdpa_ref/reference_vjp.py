@@ -25,7 +25,7 @@ def vjp(problem: Problem, grad_output: Array, grad_lse: Array | None, result: Re
         weights = np.where(seen, soft.weights, 0)
         d_weights = heads(p, d_output @ v.swapaxes(-1, -2))
         if p.dropout is not None:
-            kept = p.dropout.keep(weights.shape, first_row=p.first_row)
+            kept = p.kept_by_dropout()
             d_weights = np.where(kept, d_weights * p.dropout.factor, 0)
         # through the softmax
         inner = np.where(seen, weights * d_weights, 0).sum(-1, keepdims=True)

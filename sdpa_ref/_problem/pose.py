@@ -122,7 +122,7 @@ def pose(
         Problem,
         (form, q, k, v, place, scale, softcap, visible, keep, biases[0] if len(biases) == 1 else None, slopes, offset,
          positions, None if sink is None else logits, score_mod, dropout, 0, False,
-         grid is not None or len(biases) > 1, rules, biases, grid, key_positions if slopes is not None else None),
+         grid is not None or len(biases) > 1, rules, biases, grid, key_positions if slopes is not None else None, 0, 0, 0),
     )  # fmt: skip
     return problem, caller
 
