@@ -29,7 +29,7 @@ class Form(NamedTuple):
     dtype, acc_dtype : dtype
         Of query, key, value and output, in native byte order; and that in which scores and sums are accumulated.
     kind : str
-        "numpy" or "cupy".
+        "numpy" or "cupy"; "dask" or "store" before a problem is cut into blocks.
     batch : tuple of int
         The leading axes, broadcast.
     Hq, Hkv, E, Ev : int
@@ -204,7 +204,7 @@ class Problem(NamedTuple):
             held = (self.grid.held(rule, first + i0, first + i1) for rule in self.rules if self.grid is not None)
             keep = reduce(np.logical_and, held)
         if len(self.biases) > 1:
-            bias = _sum([_some_rows(each, i0, i1) for each in self.biases])
+            bias = sum_of_biases([_some_rows(each, i0, i1) for each in self.biases])
         if isinstance(visible, Band):
             visible = visible._replace(offset=visible.offset + i0, rows=visible.rows - i0)
         elif visible is not None:
@@ -351,7 +351,7 @@ class Backend(Protocol):
     Attributes
     ----------
     ARRAYS : str
-        The kind of array that it takes, "numpy" or "cupy".
+        The kind of array that it takes: "numpy", "cupy", or "dask" for what is computed later.
     TASKS : frozenset of str
         What it can do beside `forward`: the names of the other functions below that it has.
     """
@@ -396,6 +396,21 @@ class Backend(Protocol):
     def set_num_threads(self, n: int) -> None:
         """Set how many threads a call may use."""
 
+    def over(self, name: str) -> "Backend":
+        """Return the same backend, of which the named one computes the blocks; of one that cuts problems up."""
+        ...
+
+    def add(self, problem: Problem, sums: Sums | None) -> Sums:
+        """Return the sums with the keys of a problem without sink added, in new arrays; None stands for no keys.
+
+        Where the bits of a call are to be those of its blocks, these are its steps.
+        """
+        ...
+
+    def finish(self, problem: Problem, sums: Sums, want: frozenset[str]) -> Result:
+        """Return what is wanted of output, lse, m and z of these sums; the problem has the sink, and no keys left."""
+        ...
+
     def get_num_threads(self) -> int:
         """Return how many threads a call may use."""
         ...
@@ -409,7 +424,7 @@ def _some_rows(array: Array, i0: int, i1: int) -> Array:
 
 
 @ieee
-def _sum(biases: list[Array]) -> Array:
+def sum_of_biases(biases: list[Array]) -> Array:
     """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
     wide = [each.astype(np.float64) for each in biases]
     with np.errstate(over="ignore", invalid="ignore"):

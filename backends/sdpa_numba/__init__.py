@@ -11,8 +11,8 @@ from .sums import add, finish
 from .warmup import details, warmup
 
 __all__ = [
-    "ARRAYS", "TASKS", "add", "details", "finish", "forward", "get_num_threads", "set_num_threads", "unavailable", "unsupported", "vjp",
-    "warmup",
+    "ARRAYS", "TASKS", "add", "details", "finish", "forward", "get_num_threads", "set_num_threads", "unavailable",
+    "unsupported", "vjp", "warmup",
 ]  # fmt: skip
 
 ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "warmup", "threads", "add"})

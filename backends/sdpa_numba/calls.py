@@ -38,16 +38,8 @@ def solve(
      first_row) = problem[:17]  # fmt: skip
     only_output = want is OUTPUT or want == OUTPUT
     stored = type(key) is Stored or type(value) is Stored
-    bare = (
-        sums is None
-        and not stored
-        and bias is None
-        and keep is None
-        and slopes is None
-        and sink is None
-        and softcap is None
-    )
-    if bare and score_mod is None and dropout is None and only_output:
+    bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
+    if bare and score_mod is None and dropout is None and only_output and sums is None:
         if visible is None:
             return _solve_short(problem, _PLAIN)
         if type(visible) is Band:
@@ -93,8 +85,8 @@ def solve(
         *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
         _address(problem.key_positions), _address(sink),
         0 if sums is None else id(sums.total), kind, entries, 0 if bias is None else bias_code(bias.dtype),
-        not final, first_row, problem.first_key, problem.first_head, problem.first_entry, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0,
-        1.0 if dropout is None else dropout.factor,
+        not final, first_row, problem.first_key, problem.first_head, problem.first_entry, threshold, seed & 0xFFFFFFFF,
+        seed >> 32, *place, source, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
     del arrays, kept  # until here the kernel reads them

@@ -1,0 +1,163 @@
+"""The bodies of the tasks: what runs on the workers."""
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from sdpa_ref import registry
+from sdpa_ref.backend import Backend, Problem, Result, Sums
+from sdpa_ref.blocks import add, alone, filled, finish, merged, part, widened
+from sdpa_ref.masks import Block, BooleanArray, Mask
+from sdpa_ref.masks.grid import Grid
+from sdpa_ref.sources import Source
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all tasks of a call are told.
+
+    Attributes
+    ----------
+    kernel : str
+        The backend that computes blocks, chosen on the client: another one would give other bits.
+    keep : bool
+        Whether the first of the arrays is a boolean mask.
+    biases : int
+        How many arrays behind it are biases; the others belong to rules.
+    few : bool
+        Whether each key head has few rows in all.
+    """
+
+    kernel: str
+    keep: bool
+    biases: int
+    few: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """An outline in a graph, which would take a named tuple apart."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slot(Mask):
+    """The place of a Dask array in a rule, whose chunk the task is given."""
+
+    number: int
+
+    def _rows(self, grid: Grid) -> Any:
+        return None
+
+    def _within(self, block: Block) -> Mask:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Entries and heads of a store, read in the task, so that they outlive none."""
+
+    source: Source
+    batch: tuple[tuple[int, int], ...]
+    heads: tuple[int, int]
+
+    def keys(self, keys: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Return these keys."""
+        return self.source.read(self.batch, self.heads, keys, dtype)
+
+
+def backend_of(call: Call) -> Backend:
+    """Return the backend that was chosen on the client, or say that this worker has it not."""
+    try:
+        return registry.load(call.kernel)
+    except (registry.BackendUnavailable, ValueError) as error:
+        raise registry.BackendUnavailable(
+            f"the client chose backend {call.kernel!r} for the blocks of this call, and this worker has it not: {error}"
+        ) from None
+
+
+def problem_of(
+    call: Call, rows: Outline, keys: tuple[int, int], rules: list[Mask], q: Array, k: Any, v: Any, arrays: list[Array]
+) -> Problem:
+    """Return the problem of a block without its sink."""
+    whole = rows.problem
+    form = whole.form
+    block = Block(
+        tuple((0, n) for n in form.batch), form.batch, (0, form.Hq), (0, q.shape[-2]), (int(keys[0]), int(keys[1]))
+    )
+    here = part(whole, block)
+    kind = "cupy" if type(q).__module__.partition(".")[0] == "cupy" else "numpy"
+    keep = arrays[0] if call.keep else None
+    biases, others = arrays[call.keep :][: call.biases], arrays[call.keep + call.biases :]
+    rules = [_with_chunks(rule, others) for rule in rules]
+    here = here._replace(form=here.form._replace(kind=kind), rules=tuple(rules), sink=None)
+    k, v = (x.keys(block.keys, form.dtype) if isinstance(x, Reader) else x for x in (k, v))
+    v = k[..., :0] if v is None else v
+    return filled(here, q, k, v, keep, tuple(biases))
+
+
+def state(before: Sums | None, call: Call, *inputs: Any) -> Sums:
+    """Return the sums of a block, added to those of the keys before it."""
+    problem, backend = problem_of(call, *inputs), backend_of(call)
+    if call.few:
+        own = alone(backend, problem)
+        return own if before is None else merged(before, own)
+    return add(backend, problem, before)
+
+
+def total(*states: Sums) -> Sums:
+    """Return the sums over the keys of all states, from left to right."""
+    return reduce(merged, states)
+
+
+def result(call: Call, rows: Outline, sums: Sums | None, length: int, wide: bool = False) -> Result:
+    """Return output, lse, m and z of a block of rows; `wide`: in the type of the sums, as gradients need it."""
+    problem = rows.problem
+    form = problem.form
+    if sums is None:
+        shape = (*form.batch, form.Hq, length)
+        m: Any = np.full(shape, -np.inf, form.acc_dtype)
+        sums = Sums(m, np.zeros_like(m), np.zeros((*shape, form.Ev), form.acc_dtype))
+    kind = "cupy" if type(sums.m).__module__.partition(".")[0] == "cupy" else "numpy"
+    form = form._replace(kind=kind, E=0)
+    if wide:
+        form = form._replace(dtype=sums.z.dtype, acc_dtype=sums.z.dtype)
+    heads: Any = np.zeros_like(sums.total[..., : form.Hkv, :0, :]).astype(form.dtype)
+    query = np.zeros_like(sums.total[..., :0]).astype(form.dtype)
+    problem = problem._replace(form=form, query=query, key=heads[..., :0], value=heads, visible=None, slopes=None,
+                               positions=None, key_positions=None, score_mod=None, dropout=None, softcap=None)  # fmt: skip
+    found = finish(backend_of(call), problem, sums)
+    if wide:  # what the block's own rows are empty of is asked of the lse, which a sink would fill
+        lse = np.where(sums.z == 0, np.asarray(-np.inf, found.lse.dtype), found.lse)
+        found = found._replace(lse=lse)
+    return found
+
+
+def pick(whole: Any, name: Any, dtype: Any = None) -> Array:
+    """Return a part of what a task has made."""
+    found = getattr(whole, name) if isinstance(name, str) else whole[name]
+    return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def weights(whole: Result, call: Call, dtype: np.dtype[Any], *inputs: Any) -> Array:
+    """Return the weights of a block beside all other keys of its rows."""
+    problem = problem_of(call, *inputs)
+    block = backend_of(call).forward(widened(problem, problem.acc_dtype), frozenset({"weights", "lse", "m", "z"}))
+    with np.errstate(all="ignore"):
+        base = np.where(whole.m == -np.inf, 0, whole.m)
+        share = block.z * np.exp(block.m - base) / np.where(whole.z == 0, 1, whole.z)
+        return np.where(block.weights == 0, 0, block.weights * share[..., None]).astype(dtype)
+
+
+def _with_chunks(mask: Mask, chunks: list[Array]) -> Mask:
+    """Return the mask with the chunks of Dask arrays in their slots."""
+    if isinstance(mask, Slot):
+        return BooleanArray(chunks[mask.number])
+    if hasattr(mask, "parts"):
+        return type(mask)(tuple(_with_chunks(each, chunks) for each in mask.parts))  # type: ignore[call-arg]
+    return mask
