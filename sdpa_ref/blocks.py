@@ -20,7 +20,7 @@ WHOLE = frozenset({"output", "lse", "m", "z"})
 def outlined(problem: Problem) -> Problem:
     """Return the problem without its arrays, and with rules in the form of which blocks take parts."""
     rules = tuple(rule._settled(problem.grid) for rule in problem.rules if problem.grid is not None)
-    nothing = dict.fromkeys(("query", "key", "value", "out", "keep", "bias", "grid"))
+    nothing: dict[str, Any] = dict.fromkeys(("query", "key", "value", "out", "keep", "bias", "grid"))
     return problem._replace(**nothing, biases=(), rules=rules, plain=False, blockwise=False)
 
 
@@ -117,6 +117,23 @@ def alone(backend: Backend, problem: Problem) -> Sums:
 def finish(backend: Backend, problem: Problem, sums: Sums, want: frozenset[str] = WHOLE) -> Result:
     """Return what is wanted of output, lse, m and z, with the sink of a problem without keys."""
     return backend.finish(problem, sums, want) if "add" in backend.TASKS else divided(problem, sums)
+
+
+def no_sums(problem: Problem, L: int) -> Sums:
+    """Return the sums over no keys for so many rows, in NumPy arrays."""
+    rows, acc = (*problem.batch, problem.Hq, L), problem.acc_dtype
+    m: Any = np.full(rows, -np.inf, acc)
+    return Sums(m, np.zeros_like(m), np.zeros((*rows, problem.Ev), acc))
+
+
+def divided_by(backend: Backend, problem: Problem, sums: Sums, dtype: np.dtype[Any] | None = None) -> Result:
+    """Return output, lse, m and z that the backend makes of sums, in this type; by default in that of the problem."""
+    form = problem.form._replace(kind="cupy" if type(sums.m).__module__.startswith("cupy") else "numpy", E=0)
+    if dtype is not None:
+        form = form._replace(dtype=dtype, acc_dtype=dtype)
+    query = sums.total[..., :0].astype(form.dtype)
+    value = sums.total[..., : form.Hkv, :0, :].astype(form.dtype)
+    return finish(backend, Problem(form, query, value[..., :0], value, None, 1.0, sink=problem.sink), sums)
 
 
 @ieee

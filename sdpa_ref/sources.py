@@ -45,7 +45,8 @@ class Source:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the numbers, in the byte order of the store."""
-        return np.dtype(self.array.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
 
     def heads_first(self, layout: str) -> "Source":
         """Return the same in canonical order: heads before lengths, and always a head axis."""

@@ -39,6 +39,6 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
 
 def details() -> dict[str, str]:
     """Return the versions that are in use."""
-    import dask
+    from importlib.metadata import version
 
-    return {"Dask": dask.__version__}
+    return {"Dask": version("dask")}

@@ -1,13 +1,13 @@
 """The graph of the gradients: a node for each block that some row sees, and sums of what these make."""
 
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import dask.array as da
 import numpy as np
 
-from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.backend import Gradients, Result
+from sdpa_ref.backflow import summed_to
 from sdpa_ref.blocks import widened
 from sdpa_ref.floating_point import ieee
 
@@ -16,18 +16,6 @@ from .cuts import Cuts
 from .forward import Graph, array, positions, results, states, tree
 
 Array = Any
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A function of scores and its derivative, not compiled: a kernel that has compiled one makes other scores."""
-
-    function: Any
-    derivative: Any
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Return the scores."""
-        return self.function(*arguments)
 
 
 def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
@@ -56,7 +44,8 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
                 nodes[len(nodes)] = node
 
     def summed(part: int, to: str, chunks: tuple[Any, ...], nodes: Any, trailing: int) -> da.Array:
-        title, layer = f"sdpa-{to}-{name}", {}
+        title = f"sdpa-{to}-{name}"
+        layer: Graph = {}
         for place in positions(chunks[: len(chunks) - trailing]):
             target, found = (title, *place, *(0,) * trailing), nodes.get(place, {})
             shape = tuple(c[n] for c, n in zip(chunks, (*place, *(0,) * trailing), strict=True))
@@ -77,15 +66,7 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
         own = tuple(c if length != 1 else (1,) for c, length in zip(grid, bias.shape, strict=True))
         biases.append(summed(3 + n, f"db{n}", own, by_bias[n], 0))
     by = None if not biases else biases[0] if len(biases) == 1 else tuple(biases)
-    return Gradients(*gradients, by, _sink(cuts, graph, name, grads))
-
-
-def plain(problem: Problem) -> Problem:
-    """Return the problem with a function of scores that is not compiled."""
-    f: Any = problem.score_mod
-    if f is None or not hasattr(f, "py_func"):
-        return problem
-    return problem._replace(score_mod=Plain(f.py_func, getattr(f.derivative, "py_func", f.derivative)))
+    return Gradients(gradients[0], gradients[1], gradients[2], by, _sink(cuts, graph, name, grads))
 
 
 @ieee
@@ -100,25 +81,12 @@ def pull(
     gradients = tasks.backend_of(call).vjp(problem, *grads, flow)
     biases = arrays[call.keep :][: call.biases]
     whole = gradients.bias[0] if isinstance(gradients.bias, tuple) else gradients.bias
-    return (*gradients[:3], *(_summed_to(whole, bias.shape) for bias in biases))
+    return (*gradients[:3], *(summed_to(whole, bias.shape) for bias in biases))
 
 
 def added(*parts: Array) -> Array:
     """Return the sum, from left to right."""
     return reduce(np.add, parts)
-
-
-@ieee
-def sink_part(flow: Result, rows: tasks.Outline, grad: Array, grad_lse: Array) -> Array:
-    """Return a block's part of the gradient by the sink, a number a head."""
-    with np.errstate(all="ignore"):
-        sink = rows.problem.sink.astype(rows.problem.acc_dtype).astype(flow.m.dtype)[:, None]
-        empty = flow.lse == -np.inf
-        inner = np.where(empty, 0, (grad.astype(flow.m.dtype) * flow.output).sum(-1))
-        share = np.where(flow.z == 0, 0, np.exp(sink - flow.m) / flow.z)
-        change = share * ((0 if grad_lse is None else grad_lse) - inner)
-        change = np.where(share == 0, 0, change).sum(-1)
-    return change.sum(tuple(range(change.ndim - 1)))
 
 
 def _sink(cuts: Cuts, graph: Graph, name: str, grads: list[da.Array]) -> Any:
@@ -131,7 +99,7 @@ def _sink(cuts: Cuts, graph: Graph, name: str, grads: list[da.Array]) -> Any:
         flow, row = (f"sdpa-flow-{cuts.token}", *index), (f"sdpa-rows-{cuts.token}", *index)
         node = f"sdpa-dsink-part-{name}", *index
         more = (grads[1].name, *index) if len(grads) > 1 else None
-        layer[node] = sink_part, flow, row, (grads[0].name, *index, 0), more
+        layer[node] = tasks.sink, flow, row, (grads[0].name, *index, 0), more
         by_head[index[-2]].append(node)
     for h, nodes in by_head.items():
         layer[(f"sdpa-dsink-{name}", h)] = (added, *nodes) if nodes else (np.zeros, (cuts.heads[h],))
@@ -149,11 +117,3 @@ def _split(layer: Graph, title: str, place: Any, found: dict[int, Any], part: in
 
 def _lazy(x: Any) -> da.Array:
     return x if isinstance(x, da.Array) else da.from_array(x, chunks=-1)
-
-
-def _summed_to(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient summed over the axes that an array of this shape repeats."""
-    gradient = gradient.sum(tuple(range(gradient.ndim - len(shape)))) if gradient.ndim > len(shape) else gradient
-    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and gradient.shape[axis] != 1)
-    return gradient.sum(axes, keepdims=True) if axes else gradient
-

@@ -165,9 +165,7 @@ def _aligned(problem: Problem) -> tuple[Any, ...]:
     q_heads, rows = tuple(n * group for n in own_heads), query.chunks[-2]
     query = query.rechunk((*batch, q_heads, rows, (problem.E,)))
     for name, x in lazy.items():
-        own = tuple(
-            c if sum(c) == n else (1,) for c, n in zip(batch[lead - x.ndim + 3 :], x.shape[:-3], strict=True)
-        )
+        own = tuple(c if sum(c) == n else (1,) for c, n in zip(batch[lead - x.ndim + 3 :], x.shape[:-3], strict=True))
         given[name] = x.rechunk((*own, own_heads, own_keys, (x.shape[-1],)))
     return batch, q_heads, rows, own_keys, query, given["key"], given["value"]
 

@@ -22,7 +22,7 @@ def forward(cuts: Cuts, want: frozenset[str]) -> Result:
     graph = states(cuts)
     graph |= results(cuts)
     form, dtypes = cuts.problem.form, {"output": cuts.problem.dtype}
-    found = {}
+    found: dict[str, da.Array] = {}
     for name in ("output", "lse", "m", "z"):
         if name in want:
             dtype = dtypes.get(name, form.acc_dtype)
@@ -94,10 +94,15 @@ def picked(
 
 
 def array(
-    cuts: Cuts, graph: Graph, name: str, chunks: tuple[Any, ...], dtype: np.dtype[Any], more: list[da.Array] | None = None
+    cuts: Cuts,
+    graph: Graph,
+    name: str,
+    chunks: tuple[Any, ...],
+    dtype: np.dtype[Any],
+    more: Any = (),
 ) -> da.Array:
     """Return the array that a graph ends with."""
-    layers = HighLevelGraph.from_collections(name, graph, dependencies=[*cuts.dependencies(), *(more or [])])
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=[*cuts.dependencies(), *more])  # type: ignore[list-item]
     return da.Array(layers, name, chunks, meta=meta_from_array(cuts.problem.query._meta, len(chunks), dtype))
 
 

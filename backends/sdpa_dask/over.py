@@ -7,6 +7,7 @@ import numpy as np
 
 from sdpa_ref import registry
 from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.backflow import uncompiled
 from sdpa_ref.sources import Source
 
 from . import backward, forward
@@ -48,7 +49,7 @@ class Over:
 
     def vjp(self, problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
         """Return the gradients; the forward pass has the names that it has elsewhere, and so is computed once."""
-        return backward.vjp(Cuts.of(backward.plain(problem), self.kernel(problem, "vjp")), grad_output, grad_lse)
+        return backward.vjp(Cuts.of(uncompiled(problem), self.kernel(problem, "vjp")), grad_output, grad_lse)
 
 
 def kind_of_chunks(problem: Problem) -> str:

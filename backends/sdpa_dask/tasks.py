@@ -8,7 +8,8 @@ import numpy as np
 
 from sdpa_ref import registry
 from sdpa_ref.backend import Backend, Problem, Result, Sums
-from sdpa_ref.blocks import add, alone, filled, finish, merged, part, widened
+from sdpa_ref.backflow import flow_of, sink_gradient
+from sdpa_ref.blocks import add, alone, divided_by, filled, merged, no_sums, part, widened
 from sdpa_ref.masks import Block, BooleanArray, Mask
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.sources import Source
@@ -117,25 +118,15 @@ def total(*states: Sums) -> Sums:
 
 def result(call: Call, rows: Outline, sums: Sums | None, length: int, wide: bool = False) -> Result:
     """Return output, lse, m and z of a block of rows; `wide`: in the type of the sums, as gradients need it."""
-    problem = rows.problem
-    form = problem.form
     if sums is None:
-        shape = (*form.batch, form.Hq, length)
-        m: Any = np.full(shape, -np.inf, form.acc_dtype)
-        sums = Sums(m, np.zeros_like(m), np.zeros((*shape, form.Ev), form.acc_dtype))
-    kind = "cupy" if type(sums.m).__module__.partition(".")[0] == "cupy" else "numpy"
-    form = form._replace(kind=kind, E=0)
-    if wide:
-        form = form._replace(dtype=sums.z.dtype, acc_dtype=sums.z.dtype)
-    heads: Any = np.zeros_like(sums.total[..., : form.Hkv, :0, :]).astype(form.dtype)
-    query = np.zeros_like(sums.total[..., :0]).astype(form.dtype)
-    problem = problem._replace(form=form, query=query, key=heads[..., :0], value=heads, visible=None, slopes=None,
-                               positions=None, key_positions=None, score_mod=None, dropout=None, softcap=None)  # fmt: skip
-    found = finish(backend_of(call), problem, sums)
-    if wide:  # what the block's own rows are empty of is asked of the lse, which a sink would fill
-        lse = np.where(sums.z == 0, np.asarray(-np.inf, found.lse.dtype), found.lse)
-        found = found._replace(lse=lse)
-    return found
+        sums = no_sums(rows.problem, length)
+    return (flow_of if wide else divided_by)(backend_of(call), rows.problem, sums)
+
+
+def sink(flow: Result, rows: Outline, grad: Array, grad_lse: Array) -> Array:
+    """Return a block's part of the gradient by the sink, a number a head."""
+    part = sink_gradient(rows.problem.sink, flow, grad, grad_lse)
+    return part.sum(tuple(range(part.ndim - 1)))
 
 
 def pick(whole: Any, name: Any, dtype: Any = None) -> Array:
@@ -147,7 +138,7 @@ def pick(whole: Any, name: Any, dtype: Any = None) -> Array:
 def weights(whole: Result, call: Call, dtype: np.dtype[Any], *inputs: Any) -> Array:
     """Return the weights of a block beside all other keys of its rows."""
     problem = problem_of(call, *inputs)
-    block = backend_of(call).forward(widened(problem, problem.acc_dtype), frozenset({"weights", "lse", "m", "z"}))
+    block = backend_of(call).forward(widened(problem, whole.z.dtype), frozenset({"weights", "lse", "m", "z"}))
     with np.errstate(all="ignore"):
         base = np.where(whole.m == -np.inf, 0, whole.m)
         share = block.z * np.exp(block.m - base) / np.where(whole.z == 0, 1, whole.z)

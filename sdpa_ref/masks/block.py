@@ -1,5 +1,6 @@
 """A block of the weights, and what of an array that broadcasts to them belongs to it."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,4 +70,4 @@ def once(x: Any) -> Any:
 def spans(chunks: tuple[int, ...]) -> list[Span]:
     """Return where each of these chunks begins and ends."""
     ends = np.cumsum((0, *chunks)).tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return [*itertools.pairwise(ends)]
