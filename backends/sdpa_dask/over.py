@@ -10,7 +10,7 @@ from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.backflow import uncompiled
 from sdpa_ref.sources import Source
 
-from . import backward, forward
+from . import gradients, graph
 from .cuts import Cuts
 
 
@@ -45,11 +45,11 @@ class Over:
 
     def forward(self, problem: Problem, want: frozenset[str]) -> Result:
         """Return what is wanted, as Dask arrays."""
-        return forward.forward(Cuts.of(problem, self.kernel(problem)), want)
+        return graph.forward(Cuts.of(problem, self.kernel(problem)), want)
 
     def vjp(self, problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
         """Return the gradients; the forward pass has the names that it has elsewhere, and so is computed once."""
-        return backward.vjp(Cuts.of(uncompiled(problem), self.kernel(problem, "vjp")), grad_output, grad_lse)
+        return gradients.vjp(Cuts.of(uncompiled(problem), self.kernel(problem, "vjp")), grad_output, grad_lse)
 
 
 def kind_of_chunks(problem: Problem) -> str:

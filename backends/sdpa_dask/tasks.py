@@ -29,14 +29,14 @@ class Call:
         Whether the first of the arrays is a boolean mask.
     biases : int
         How many arrays behind it are biases; the others belong to rules.
-    few : bool
-        Whether each key head has few rows in all.
+    alone : bool
+        Whether states are made by the backend's ordinary call, which is faster where a key head has few rows.
     """
 
     kernel: str
     keep: bool
     biases: int
-    few: bool
+    alone: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +105,7 @@ def problem_of(
 def state(before: Sums | None, call: Call, *inputs: Any) -> Sums:
     """Return the sums of a block, added to those of the keys before it."""
     problem, backend = problem_of(call, *inputs), backend_of(call)
-    if call.few:
-        own = alone(backend, problem)
-        return own if before is None else merged(before, own)
-    return add(backend, problem, before)
+    return alone(backend, problem) if call.alone else add(backend, problem, before)
 
 
 def total(*states: Sums) -> Sums:

@@ -13,7 +13,7 @@ from sdpa_ref.floating_point import ieee
 
 from . import tasks
 from .cuts import Cuts
-from .forward import Graph, array, positions, results, states, tree
+from .graph import Graph, array, positions, results, states, tree
 
 Array = Any
 
