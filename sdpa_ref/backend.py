@@ -226,12 +226,16 @@ class Problem(NamedTuple):
 
     def aligned(self) -> "Problem":
         """Return the problem with copies of the inputs that do not lie at multiples of their items' size."""
-        names = ("query", "key", "value", "keep", "bias")
-        moved = {
-            name: array.copy()
-            for name in names
-            if type(array := getattr(self, name)) is not Stored and not is_aligned(array)
-        }
+        moved: dict[str, Any] = {}
+        for name in ("query", "key", "value", "keep", "bias"):
+            part = getattr(self, name)
+            if type(part) is Stored:
+                odd = {
+                    own: x.copy() for own in ("numbers", "scale", "offset") if not is_aligned(x := getattr(part, own))
+                }
+                moved |= {name: part._replace(**odd)} if odd else {}
+            elif not is_aligned(part):
+                moved[name] = part.copy()
         return self._replace(**moved) if moved else self
 
     def kept(self) -> Array:

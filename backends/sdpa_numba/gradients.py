@@ -11,7 +11,7 @@ from sdpa_ref.masks import Band, Intervals
 
 from .calls import bias_code, numbers_of, rounded_sink
 from .kernels import backward
-from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, SHAPE, SMALL, Sizes
+from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, MIDDLE, SHAPE, Sizes
 from .plan import host_registers, sizes_for
 from .runtime.call import HEADER
 from .runtime.threads import get_num_threads, run, team
@@ -163,7 +163,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
         n[name] = 0 if array is None else id(array)
     changes = problem.keep, problem.bias, problem.slopes, problem.dropout, problem.softcap
     kernel = backward.kernel(sizes, any(change is not None for change in changes))
-    alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= SMALL
+    alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= MIDDLE
     pool, helpers = team()
     most = 0 if alone else int(n["units"] * n["split"]) - 1
     run(struct.pack(HEADER, kernel.address, 0, pool, min(helpers, most)) + record.tobytes())

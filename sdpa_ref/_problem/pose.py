@@ -226,6 +226,9 @@ def _seen(
 ) -> _Seen:
     """Return what mask and offset come to."""
     name = None
+    if type(mask) is BooleanArray and query_offset is None and not alibi and key_positions is None and mask.per_row:
+        mask._check(form.batch, form.Hq, L, S)
+        return tuple.__new__(_Seen, (None, mask.array, 0, None, (), None, (mask,)))
     if mask is not None:
         known = mask.__dict__.get("_seen")
         same = key_positions is None and (query_offset is None or type(query_offset) in (str, int))
@@ -268,11 +271,13 @@ def _check_out(
     form = arrays.form
     rows = (form.Hq, L) if layout == "HLE" or arrays.headless else (L, form.Hq)
     shape = (*form.batch, *rows, form.Ev) if inputs[2] is not None else (*form.batch, form.Hq, L, S)
-    used = []
-    for array in inputs:
-        used += arrays_in(array)
-        used += [array.table] if type(array) is Stored and array.table is not None else []
-    parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
-    used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
+    used = [] if inputs[2] is None else [inputs[2]]
+    used += inputs[:2]
+    if any(type(array) is Stored for array in used):
+        tables = [array.table for array in used if type(array) is Stored and array.table is not None]
+        used = [part for array in used for part in arrays_in(array)] + tables
+    if bias is not None or sink is not None:
+        parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
+        used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
     used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []
     checks.check_out(out, shape[-2:] if arrays.headless else shape, form.dtype, used)

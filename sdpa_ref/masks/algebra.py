@@ -354,6 +354,8 @@ def as_mask(value: Any) -> Mask:
     """Return a mask object; a TypeError says whether ``bias=`` or ``mask=`` was probably meant."""
     if isinstance(value, Mask):
         return value
+    if type(value) is np.ndarray and value.dtype.char == "?":
+        return BooleanArray(value)
     if isinstance(value, type) and issubclass(value, Mask):
         raise TypeError(f"mask must be a mask object, got the class {value.__name__}: write {value.__name__}(...)")
     if isinstance(value, str):
