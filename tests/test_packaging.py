@@ -112,7 +112,7 @@ def test_wheel_is_small(wheel):
     apart = ("sdpa_ref/testing/", "sdpa_numba/")
     core = sum(entry.compress_size for entry in wheel.infolist() if not entry.filename.startswith(apart))
     assert core < 220_000
-    assert Path(wheel.filename).stat().st_size < 380_000
+    assert Path(wheel.filename).stat().st_size < 420_000
 
 
 @pytest.mark.parametrize(
