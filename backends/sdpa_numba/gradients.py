@@ -174,7 +174,7 @@ def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
     """Return the record of a problem with its sizes and options, and what it points to; `final` as in `solve`."""
     record = np.zeros(1, backward.BACKWARD)
     n = record[0]
-    for name in (*SHAPE, "first_row", "scale"):
+    for name in (*SHAPE, "first_row", "first_key", "first_head", "first_entry", "scale"):
         n[name] = getattr(problem, name)
     n["softcap"], n["bias_drops"], n["final"] = problem.softcap or 0, not final, final
     if problem.bias is not None:

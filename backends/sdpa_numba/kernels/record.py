@@ -53,6 +53,7 @@ class Arrays(NamedTuple):
     positions: int
     key_positions: int
     sink: int
+    sums: int
 
 
 class Bounds(NamedTuple):
@@ -103,7 +104,8 @@ class Source(NamedTuple):
 OPTIONS = (
     "visible",  # how the visible keys are known
     "entries",  # which of the band's numbers differ between batch entries, a bit for each
-    "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
+    "bias_code", "bias_drops", "first_row", "first_key", "first_head", "first_entry", "dropout_threshold", "seed_low",
+    "seed_high",
 )  # fmt: skip
 BAND_NUMBERS = tuple(f"band_{name}" for name in Bounds._fields)  # or addresses of arrays that broadcast to the batch
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
