@@ -1,7 +1,7 @@
 """Scaled dot-product attention without a framework: exact semantics, NumPy or CuPy arrays in and out."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib
+import typing
 
 from sdpa_ref.api import (
     scaled_dot_product_attention,
@@ -24,7 +24,7 @@ from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
 from sdpa_ref.state import AttentionState
 
-if TYPE_CHECKING:  # the rest of `__all__`, which `__getattr__` imports at the first use
+if typing.TYPE_CHECKING:  # the rest of `__all__`, which `__getattr__` imports at the first use
     from sdpa_ref.layers import (
         AttentionHead,
         DynamicScaling,
@@ -40,13 +40,12 @@ if TYPE_CHECKING:  # the rest of `__all__`, which `__getattr__` imports at the f
         gelu,
         gelu_derivative,
         patchify,
-        rotary,
-        rotary_vjp,
         silu,
         silu_derivative,
         sinusoidal_positions,
         unpatchify,
     )
+    from sdpa_ref.layers.rotary import rotary, rotary_vjp
     from sdpa_ref.stored import CacheFull, Float8, Int4, Int8, KVCache, Paged, PagePool, Quantized
 
 __version__ = "0.1.0"
@@ -126,13 +125,13 @@ def get_num_threads() -> int:
 _STORED = {"CacheFull", "Float8", "Int4", "Int8", "KVCache", "PagePool", "Paged", "Quantized"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     """Import layers and caches when one is asked for: attention alone needs none, and starts in half the time."""
     if name in ("layers", "stored"):
-        return import_module(f"sdpa_ref.{name}")
+        return importlib.import_module(f"sdpa_ref.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"sdpa_ref.{'stored' if name in _STORED else 'layers'}"), name)
+    value = getattr(importlib.import_module(f"sdpa_ref.{'stored' if name in _STORED else 'layers'}"), name)
     globals()[name] = value
     return value
 
