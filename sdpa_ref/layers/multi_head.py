@@ -335,7 +335,11 @@ class MultiHeadAttention(Layer):
     @classmethod
     def _separate(cls, entries: dict[str, Any]) -> dict[str, Any]:
         if "in_proj_weight" not in entries:
-            return entries
+            bias = as_array("in_proj_bias", entries.get("in_proj_bias", []))
+            if "query.weight" not in entries or bias.ndim != 1 or bias.size % 3 or not bias.size:
+                return entries
+            apart = {f"{part}.bias": third for part, third in zip(PROJECTIONS, bias.reshape(3, -1), strict=True)}
+            return {name: array for name, array in entries.items() if name != "in_proj_bias"} | apart
         fused = as_array("in_proj_weight", entries["in_proj_weight"])
         if fused.ndim == 2 and fused.shape[1] == 3 * fused.shape[0]:  # GPT-2 has its weights the other way round
             turned = {name: as_array(name, entries[name]).T for name in _FUSED_WEIGHTS if name in entries}
