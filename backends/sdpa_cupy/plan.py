@@ -170,8 +170,8 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
               problem.bias, problem.slopes, problem.sink)  # fmt: skip
     axes = len(problem.batch)
     words = []
-    for array, inner in zip(arrays, VIEWS.values(), strict=True):
-        words += _view(array, 0 if inner == "h" else axes, inner, address)
+    for array, (name, inner) in zip(arrays, VIEWS.items(), strict=True):
+        words += _view(array, 0 if name == "sink" else axes, inner, address)
     block = plan.parameters.copy()
     block.view(np.int64)[: len(words)] = words
     block["workspace"] = workspace
