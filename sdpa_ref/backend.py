@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     bias : float array or None
         Broadcasts to ``(*batch, Hq, L, S)``, in the caller's type; -inf drops the key. A finite number beyond the range
         of `acc_dtype` stands for the largest within it.
-    slopes : float64 array (Hq,) or None
+    slopes : float64 array, (Hq,) or broadcasting to (*batch, Hq), or None
         ALiBi: ``-slopes[h] * abs(position - j)`` is added.
     offset, positions : int or int64 array, int64 array or None
         A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,
@@ -264,7 +264,7 @@ class Problem(NamedTuple):
             wide = self.bias.astype(np.float64)
             total = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
         if self.slopes is not None:
-            total = total - module_of(self.kind).asarray(self.slopes[:, None, None] * self.distances())
+            total = total - module_of(self.kind).asarray(self.slopes[..., None, None] * self.distances())
         return total
 
     def distances(self) -> Any:
