@@ -41,6 +41,7 @@ from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those f
 from sdpa_ref.masks.rules import *  # noqa: F403
 from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
+from sdpa_ref.sources import reading
 from sdpa_ref.state import AttentionState
 from sdpa_ref.stored import CacheFull, Float8, Int4, Int8, KVCache, Paged, PagePool, Quantized
 
@@ -79,6 +80,7 @@ __all__ = [
     "load",
     "names",
     "patchify",
+    "reading",
     "rotary",
     "rotary_vjp",
     "scaled_dot_product_attention",
