@@ -92,11 +92,10 @@ def problem_of(
         tuple((0, n) for n in form.batch), form.batch, (0, form.Hq), (0, q.shape[-2]), (int(keys[0]), int(keys[1]))
     )
     here = part(whole, block)
-    kind = "cupy" if type(q).__module__.partition(".")[0] == "cupy" else "numpy"
     keep = arrays[0] if call.keep else None
     biases, others = arrays[call.keep :][: call.biases], arrays[call.keep + call.biases :]
     rules = [_with_chunks(rule, others) for rule in rules]
-    here = here._replace(form=here.form._replace(kind=kind), rules=tuple(rules), sink=None)
+    here = here._replace(form=here.form._replace(kind="numpy"), rules=tuple(rules), sink=None)
     k, v = (x.keys(block.keys, form.dtype) if isinstance(x, Reader) else x for x in (k, v))
     v = k[..., :0] if v is None else v
     return filled(here, q, k, v, keep, tuple(biases))
