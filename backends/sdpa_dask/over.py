@@ -55,7 +55,9 @@ class Over:
 
     def vjp(self, problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
         """Return the gradients; the forward pass has the names that it has elsewhere, and so is computed once."""
-        return gradients.vjp(Cuts.of(uncompiled(problem), self.kernel(problem, "vjp")), grad_output, grad_lse)
+        return gradients.vjp(
+            Cuts.of(uncompiled(problem), self.kernel(problem, "vjp"), pieces_at_once=False), grad_output, grad_lse
+        )
 
 
 def check_chunks(problem: Problem) -> None:

@@ -197,6 +197,27 @@ def test_stores_are_read_in_the_tasks_of_a_graph(tmp_path):
     np.testing.assert_allclose(gradients.key.compute(scheduler="synchronous"), one.key, atol=1e-6)
 
 
+@pytest.mark.parametrize("order", ["chain", "tree"])
+def test_a_task_reads_several_pieces(order, monkeypatch):
+    da = pytest.importorskip("dask.array", reason="Dask is not installed")
+    from dask import config
+    from sdpa_dask import cuts
+
+    monkeypatch.setattr(cuts, "MOST_TASKS", 3)
+    q, k = draw(10, (2, 40, 16), (2, 12_000, 16))
+    bias, keep = draw(11, (40, 12_000))[0], np.random.default_rng(0).random((40, 12_000)) < 0.5
+    function = MaskFunction(lambda b, h, i, j: (i + j) % 7 > 0)
+    for options in ({"mask": Window(3000, 0)}, {"mask": function & keep, "bias": bias}, {"dropout": Dropout(0.5, 1)}):
+        key = Store(k)
+        with reading(limit=600_000), config.set({"sdpa-ref.order": order}):
+            lazy = sdpa(da.from_array(q, chunks=(1, 16, 16)), key, key, query_offset=7000, **options)
+        assert sum(name[0].startswith("sdpa-state") for name in lazy.__dask_graph__() if isinstance(name, tuple)) < 20
+        expected = sdpa(q, k, k, query_offset=7000, **options)
+        np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), expected, atol=1e-6)
+        assert max(part.stop - part.start for part in key.read) <= 2048
+        assert "mask" not in options or "bias" in options or min(part.start for part in key.read) >= 2048
+
+
 BOUNDED = """
 import resource, sys
 import numpy as np
