@@ -22,6 +22,7 @@ from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those f
 from sdpa_ref.masks.rules import *  # noqa: F403
 from sdpa_ref.reference import Stages
 from sdpa_ref.registry import BackendUnavailable, load, names
+from sdpa_ref.sources import reading
 from sdpa_ref.state import AttentionState
 
 if typing.TYPE_CHECKING:  # the rest of `__all__`, which `__getattr__` imports at the first use
@@ -84,6 +85,7 @@ __all__ = [
     "load",
     "names",
     "patchify",
+    "reading",
     "rotary",
     "rotary_vjp",
     "scaled_dot_product_attention",

@@ -101,8 +101,8 @@ def kind(array: Any) -> str:
     cupy = sys.modules.get("cupy")  # a CuPy array cannot exist before CuPy is imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return "cupy"
-    dask = sys.modules.get("dask.array.core")
-    return "dask" if dask is not None and isinstance(array, dask.Array) else "numpy"
+    lazy = getattr(sys.modules.get("dask.array.core"), "Array", ())  # another thread may be importing it just now
+    return "dask" if isinstance(array, lazy) else "numpy"
 
 
 def module_of(kind: str) -> Any:

@@ -58,11 +58,11 @@ class Over:
         """Return the gradients; those by key and value are written where `reading` says, a piece at a time."""
         backend = self.backend(problem, "vjp")
         problem = uncompiled(problem)
+        d_key, d_value = (_Target.of(problem, name) for name in ("key", "value"))
         flow = flow_of(backend, problem, sums_of(problem, backend))
         acc = flow.z.dtype
         grads = grad_output.astype(acc), None if grad_lse is None else grad_lse.astype(acc)
         d_query = np.zeros(problem.query.shape, acc)
-        d_key, d_value = (_Target.of(problem, name) for name in ("key", "value"))
         d_biases: list[Array] = [np.zeros(bias.shape, acc) for bias in problem.biases]
         for keys, block, needed in blocks(problem):
             found = None

@@ -16,8 +16,9 @@ from sdpa_ref.blocks import outlined, part, seen
 from sdpa_ref.masks import Block, BooleanArray, Mask, spans
 from sdpa_ref.sources import Source, pieces, settings
 
-from .tasks import Call, Outline, Reader, Slot
+from .tasks import Call, Outline, Reader, Slot, bytes_of_key
 
+MOST_TASKS = 128  # along the keys of a store, for each block of rows
 FEW_ROWS = 8  # of a key head, in the whole problem: then keys are what takes time, and their states are added as a tree
 Chunks = tuple[int, ...]
 Index = tuple[int, ...]  # of a block of batch, heads and rows
@@ -55,11 +56,14 @@ class Cuts:
     tree: bool
 
     @staticmethod
-    def of(problem: Problem, kernel: str) -> "Cuts":
-        """Return the cuts that the chunks of the arrays suggest."""
+    def of(problem: Problem, kernel: str, pieces_at_once: bool = True) -> "Cuts":
+        """Return the cuts that the chunks of the arrays suggest.
+
+        A task may read several pieces of a store, one after the other, unless what it makes of them is as large.
+        """
         score_mod = problem.score_mod
         query, key, value = problem.query, problem.key, problem.value
-        batch, heads, rows, keys, query, key, value = _aligned(problem)
+        batch, heads, rows, keys, query, key, value = _aligned(problem, MOST_TASKS if pieces_at_once else problem.S)
         slots: list[Any] = []
         outline = outlined(problem._replace(rules=tuple(_with_slots(rule, slots) for rule in problem.rules)))
         grid = (*batch, heads, rows, keys)
@@ -70,7 +74,7 @@ class Cuts:
         if order not in ("auto", "chain", "tree"):
             raise ValueError(f'the Dask option sdpa-ref.order must be "auto", "chain" or "tree", got {order!r}')
         tree = few if order == "auto" else order == "tree"
-        call = Call(kernel, problem.keep is not None, len(problem.biases), few and tree)
+        call = Call(kernel, problem.keep is not None, len(problem.biases), few and tree, settings().limit)
         names = [x if not isinstance(x, da.Array) else x.name for x in (query, key, value, *arrays)]
         token = tokenize(*names, grid, _plain(outline), score_mod, call, tree)
         posed = problem._replace(query=query, key=key, value=value)
@@ -139,7 +143,7 @@ class Cuts:
         return [x for x in every if isinstance(x, da.Array)]
 
 
-def _aligned(problem: Problem) -> tuple[Any, ...]:
+def _aligned(problem: Problem, most: int) -> tuple[Any, ...]:
     """Return chunks of batch, query heads, rows and keys, and query, key and value that have them."""
     query, given = problem.query, {"key": problem.key, "value": problem.value}
     lead, group = len(problem.batch), problem.group
@@ -157,7 +161,7 @@ def _aligned(problem: Problem) -> tuple[Any, ...]:
         heads |= _borders(x.chunks, -3)
         keys |= _borders(x.chunks, -2)
     if not lazy and stores:
-        keys = _pieces(problem, list(stores.values()))
+        keys = _pieces(problem, list(stores.values()), most)
     if problem.dropout is not None:  # its bits come in fours
         keys = {n - n % 4 if n != problem.S else n for n in keys}
     batch = tuple(_chunks(b, n) for b, n in zip(borders, problem.batch, strict=True))
@@ -180,11 +184,12 @@ def _chunks(borders: set[int], n: int) -> Chunks:
     return tuple(b - a for a, b in itertools.pairwise(cuts)) or (0,)
 
 
-def _pieces(problem: Problem, stores: list[Source]) -> set[int]:
-    """Return where keys in stores are cut, so that a task reads no more than the limit."""
-    size = problem.Hkv * (problem.E + problem.Ev) * (problem.dtype.itemsize + problem.acc_dtype.itemsize)
-    chunk = max(source.chunk() for source in stores)
-    return {0, *(j1 for _, j1 in pieces(problem.S, size, settings().limit, chunk))}
+def _pieces(problem: Problem, stores: list[Source], most: int) -> set[int]:
+    """Return where keys in stores are cut: between pieces, and so that there are no more tasks than that."""
+    size = bytes_of_key(problem)
+    ends = [j1 for _, j1 in pieces(problem.S, size, settings().limit, max(source.chunk() for source in stores))]
+    at_once = -(-len(ends) // max(1, most))
+    return {0, *ends[at_once - 1 :: max(1, at_once)]}
 
 
 def _fitting(x: Any, grid: tuple[Chunks, ...]) -> Any:

@@ -65,7 +65,7 @@ def tree(graph: Graph, name: str, index: tuple[int, ...], leaves: dict[int, Any]
         for j, parts in above.items():
             leaves[j] = parts[0]
             if len(parts) > 1:
-                leaves[j] = (f"{name}-{level}", *index, j)
+                leaves[j] = (name, *index, level, j)
                 graph[leaves[j]] = (*how, *parts)
         level += 1
     return next(iter(leaves.values()), None)

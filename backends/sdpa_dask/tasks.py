@@ -1,5 +1,6 @@
 """The bodies of the tasks: what runs on the workers."""
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -9,10 +10,10 @@ import numpy as np
 from sdpa_ref import registry
 from sdpa_ref.backend import Backend, Problem, Result, Sums
 from sdpa_ref.backflow import flow_of, sink_gradient
-from sdpa_ref.blocks import add, alone, divided_by, filled, merged, no_sums, part, widened
+from sdpa_ref.blocks import add, alone, divided_by, filled, merged, no_sums, part, seen, widened
 from sdpa_ref.masks import Block, BooleanArray, Mask
 from sdpa_ref.masks.grid import Grid
-from sdpa_ref.sources import Source
+from sdpa_ref.sources import Source, pieces
 
 Array = Any
 
@@ -31,12 +32,15 @@ class Call:
         How many arrays behind it are biases; the others belong to rules.
     alone : bool
         Whether states are made by the backend's ordinary call, which is faster where a key head has few rows.
+    limit : int
+        The most bytes of a store that are read at a time.
     """
 
     kernel: str
     keep: bool
     biases: int
     alone: bool
+    limit: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +96,50 @@ def problem_of(
         tuple((0, n) for n in form.batch), form.batch, (0, form.Hq), (0, q.shape[-2]), (int(keys[0]), int(keys[1]))
     )
     here = part(whole, block)
-    kind = "cupy" if type(q).__module__.partition(".")[0] == "cupy" else "numpy"
     keep = arrays[0] if call.keep else None
     biases, others = arrays[call.keep :][: call.biases], arrays[call.keep + call.biases :]
     rules = [_with_chunks(rule, others) for rule in rules]
-    here = here._replace(form=here.form._replace(kind=kind), rules=tuple(rules), sink=None)
+    here = here._replace(form=here.form._replace(kind="numpy"), rules=tuple(rules), sink=None)
     k, v = (x.keys(block.keys, form.dtype) if isinstance(x, Reader) else x for x in (k, v))
     v = k[..., :0] if v is None else v
     return filled(here, q, k, v, keep, tuple(biases))
 
 
-def state(before: Sums | None, call: Call, *inputs: Any) -> Sums:
-    """Return the sums of a block, added to those of the keys before it."""
-    problem, backend = problem_of(call, *inputs), backend_of(call)
-    return alone(backend, problem) if call.alone else add(backend, problem, before)
+def state(
+    before: Sums | None, call: Call, rows: Outline, keys: tuple[int, int], rules: list[Mask], q: Array, k: Any, v: Any,
+    arrays: list[Array],
+) -> Sums:  # fmt: skip
+    """Return the sums of a block, added to those of the keys before it; a store is read a piece at a time."""
+    backend, sums, form, L = backend_of(call), before, rows.problem.form, q.shape[-2]
+    lead, j0 = tuple((0, n) for n in form.batch), int(keys[0])
+    block = Block(lead, form.batch, (0, form.Hq), (0, L), (j0, int(keys[1])))
+    cuts = _cuts(call, rows.problem, block, [x.source for x in (k, v) if isinstance(x, Reader)])
+    for n in seen(rows.problem.visible, block, block.keys[1], cuts):
+        here = block._replace(keys=(cuts[n][0] - j0, cuts[n][1] - j0))
+        key, value = (x if x is None or isinstance(x, Reader) else x[..., slice(*here.keys), :] for x in (k, v))
+        within = [rule._within(here) for rule in rules]
+        problem = problem_of(call, rows, cuts[n], within, q, key, value, [here.scores(x) for x in arrays])
+        if not call.alone:
+            sums = add(backend, problem, sums)
+        else:
+            own = alone(backend, problem)
+            sums = own if sums is None else merged(sums, own)
+    return no_sums(rows.problem, L) if sums is None else sums
+
+
+def _cuts(call: Call, problem: Problem, block: Block, stores: list[Source]) -> list[tuple[int, int]]:
+    """Return the pieces of a block's keys."""
+    j0, j1 = block.keys
+    if not stores:
+        return [(j0, j1)]
+    chunk = max(source.chunk() for source in stores)
+    size = bytes_of_key(problem) * math.prod(problem.batch)
+    return [(j0 + a, j0 + b) for a, b in pieces(j1 - j0, size, call.limit, chunk)]
+
+
+def bytes_of_key(problem: Problem) -> int:
+    """Return what a key and its value take in all heads, with what a kernel packs of them."""
+    return problem.Hkv * (problem.E + problem.Ev) * (problem.dtype.itemsize + problem.acc_dtype.itemsize)
 
 
 def total(*states: Sums) -> Sums:

@@ -86,7 +86,7 @@ class Caller(NamedTuple):
         def for_input(gradient: Array, given: Any) -> Array:
             if type(gradient) is Source:  # it is written where the caller wanted it
                 return gradient.array
-            given = given if source_of(given) else as_array("input", given)
+            given = source_of(given) or as_array("input", given)
             turn = self.layout == "LHE" and given.ndim > 2
             return _summed_to(gradient.swapaxes(-2, -3) if turn else gradient, given)
 
