@@ -377,8 +377,8 @@ class Backend(Protocol):
         self, problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None
     ) -> Gradients:
         """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
-        It may be that of more keys, of which the problem has some: then its m and z make the weights.
 
+        It may be that of more keys, of which the problem has some: then its m and z make the weights.
         Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
         """
         ...
