@@ -22,6 +22,7 @@ from sdpa_ref import Embedding, KeyLengths, LayerNorm, Linear, MultiHeadAttentio
 from sdpa_ref.layers import read_weights
 
 DOCS = Path(__file__).parents[1] / "docs"
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
 BATCH = 1024  # tokens of a batch, padding included
 
 
@@ -79,6 +80,9 @@ class Encoder:
     def __init__(self, folder):
         from tokenizers import Tokenizer
 
+        missing = [name for name in FILES if not (folder / name).is_file()]
+        if missing:
+            raise SystemExit(f"{folder} must be the folder of a model, and lacks {', '.join(missing)}")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config.get("model_type") != "bert":
             raise SystemExit(f"{folder} must have a model of the family bert, got {config.get('model_type')!r}")
