@@ -28,8 +28,10 @@ _CPU = (1, 3, 11)  # DLPack device types whose memory the host reads: CPU, pinne
 
 
 def as_array(name: str, value: Any) -> Array:
-    """Return `value` as a NumPy or CuPy array, without a copy where the memory allows."""
+    """Return `value` as a NumPy, CuPy or Dask array, without a copy where the memory allows."""
     if type(value) is np.ndarray or kind(value) == "cupy":
+        return value
+    if hasattr(value, "__dask_graph__") and _is_lazy(name, value):
         return value
     if _is_masked(value):
         hint = _UNMASK.get(name, f"pass {name}.filled(0), or another number, in its place")
@@ -57,8 +59,9 @@ def host_array(name: str, value: Any) -> Array:
         if isinstance(value, (list, tuple)) and isinstance(error.__context__, ValueError):  # lists of several lengths
             raise ValueError(f"{name} must have one shape, got {value!r:.60}") from None
         raise
-    if kind(array) == "cupy":
-        raise TypeError(f"{name} must be readable by the host, got a cupy array: pass it with .get()")
+    if kind(array) != "numpy":
+        remedy = ".get()" if kind(array) == "cupy" else ".compute()"
+        raise TypeError(f"{name} must be readable by the host, got a {kind(array)} array: pass it with {remedy}")
     return array
 
 
@@ -82,7 +85,7 @@ def real_number(name: str, value: Any) -> float:
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
         array = as_array(name, value)  # NumPy's own scalars and arrays without axes
-        if array.ndim or not (is_float(array.dtype) or array.dtype.kind in "iu"):
+        if array.ndim or kind(array) == "dask" or not (is_float(array.dtype) or array.dtype.kind in "iu"):
             raise TypeError(f"{name} must be a real number, got {type(value).__name__} {value!r:.40}")
     try:
         number = float(value)
@@ -94,14 +97,19 @@ def real_number(name: str, value: Any) -> float:
 
 
 def kind(array: Any) -> str:
-    """Return whose memory this is: ``"cupy"`` or ``"numpy"``."""
+    """Return whose memory this is, ``"cupy"`` or ``"numpy"``, or ``"dask"`` for what is only computed later."""
     cupy = sys.modules.get("cupy")  # a CuPy array cannot exist before CuPy is imported
-    return "cupy" if cupy is not None and isinstance(array, cupy.ndarray) else "numpy"
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return "cupy"
+    lazy = getattr(sys.modules.get("dask.array.core"), "Array", ())  # another thread may be importing it just now
+    return "dask" if isinstance(array, lazy) else "numpy"
 
 
 def module_of(kind: str) -> Any:
-    """Return the library of these arrays, ``numpy`` or ``cupy``."""
-    return np if kind == "numpy" else sys.modules["cupy"]
+    """Return the library of these arrays, ``numpy``, ``cupy`` or ``dask.array``."""
+    if kind in ("numpy", "store"):
+        return np
+    return sys.modules["cupy" if kind == "cupy" else "dask.array"]
 
 
 def is_aligned(array: Array | None) -> bool:
@@ -155,6 +163,34 @@ def _from_dlpack(name: str, value: Any) -> Array:
             if not is_tensor:
                 return np.asarray(value)  # JAX's bfloat16 has no DLPack form in NumPy, but this one
         raise _not_taken(name, value, refused) from None
+
+
+def _is_lazy(name: str, value: Any) -> bool:
+    """Return whether this is a Dask array that calls can go on with, or raise the error of one that they cannot.
+
+    A wrapper without a graph, such as an xarray object in memory, is none.
+    """
+    if kind(value) == "dask":
+        if any(math.isnan(n) for n in value.shape):
+            raise ValueError(
+                f"{name} is a Dask array whose chunk sizes are unknown, shape {value.shape}: "
+                f"call {name}.compute_chunk_sizes() first"
+            )
+        return True
+    if value.__dask_graph__() is None:
+        return False
+    cls = type(value)
+    hint = "convert it to a dask.array.Array, or pass .compute()"
+    if "expr" in cls.__module__ or cls.__module__.partition(".")[0] == "dask_array":
+        hint = (
+            "array expressions cannot be cut into blocks yet: set the Dask option array.query-planning to False before "
+            "dask.array is imported, and build the array with dask.array"
+        )
+    elif hasattr(value, "to_dask_array"):
+        hint = "pass .to_dask_array(lengths=True)"
+    elif hasattr(value, "data"):
+        hint = "pass .data"
+    raise TypeError(f"{name} is a {cls.__module__}.{cls.__qualname__}, of which only Dask can compute a part: {hint}")
 
 
 def _is_of_jax_on_host(value: Any) -> bool:

@@ -29,7 +29,7 @@ class Form(NamedTuple):
     dtype, acc_dtype : dtype
         Of query, key, value and output, in native byte order; and that in which scores and sums are accumulated.
     kind : str
-        "numpy" or "cupy".
+        "numpy" or "cupy"; "dask" or "store" before a problem is cut into blocks.
     batch : tuple of int
         The leading axes, broadcast.
     Hq, Hkv, E, Ev : int
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     bias : float array or None
         Broadcasts to ``(*batch, Hq, L, S)``, in the caller's type; -inf drops the key. A finite number beyond the range
         of `acc_dtype` stands for the largest within it.
-    slopes : float64 array, (Hq,) or broadcasting to (*batch, Hq), or None
+    slopes : float64 array, ``(Hq,)`` or broadcasting to ``(*batch, Hq)``, or None
         ALiBi: ``-slopes[h] * abs(position - j)`` is added.
     offset, positions : int or int64 array, int64 array or None
         A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,
@@ -81,8 +81,9 @@ class Problem(NamedTuple):
     score_mod : callable or None
         ``f(s, b, h, i, j)``, to be applied to the scores.
     dropout : Dropout or None
-    first_row : int
-        Index of row 0 in the caller's problem, which `dropout` and `score_mod` count from.
+    first_row, first_key, first_head, first_entry : int
+        Indices of row 0, key 0, head 0 and entry 0 in the caller's problem, which `dropout` and `score_mod` count from;
+        under dropout `first_key` is a multiple of 4.
     plain : bool
         Only where none of the options above is there, and so nothing has to be asked for each of them.
     blockwise : bool
@@ -113,6 +114,9 @@ class Problem(NamedTuple):
     biases: tuple[Array, ...] = ()
     grid: Grid | None = None  # what the rules are laid over
     key_positions: Array = None
+    first_key: int = 0
+    first_head: int = 0
+    first_entry: int = 0
 
     @property
     def stored(self) -> bool:
@@ -200,7 +204,7 @@ class Problem(NamedTuple):
             held = (self.grid.held(rule, first + i0, first + i1) for rule in self.rules if self.grid is not None)
             keep = reduce(np.logical_and, held)
         if len(self.biases) > 1:
-            bias = _sum([_some_rows(each, i0, i1) for each in self.biases])
+            bias = sum_of_biases([_some_rows(each, i0, i1) for each in self.biases])
         if isinstance(visible, Band):
             visible = visible._replace(offset=visible.offset + i0, rows=visible.rows - i0)
         elif visible is not None:
@@ -222,12 +226,16 @@ class Problem(NamedTuple):
 
     def aligned(self) -> "Problem":
         """Return the problem with copies of the inputs that do not lie at multiples of their items' size."""
-        names = ("query", "key", "value", "keep", "bias")
-        moved = {
-            name: array.copy()
-            for name in names
-            if type(array := getattr(self, name)) is not Stored and not is_aligned(array)
-        }
+        moved: dict[str, Any] = {}
+        for name in ("query", "key", "value", "keep", "bias"):
+            part = getattr(self, name)
+            if type(part) is Stored:
+                odd = {
+                    own: x.copy() for own in ("numbers", "scale", "offset") if not is_aligned(x := getattr(part, own))
+                }
+                moved |= {name: part._replace(**odd)} if odd else {}
+            elif not is_aligned(part):
+                moved[name] = part.copy()
         return self._replace(**moved) if moved else self
 
     def kept(self) -> Array:
@@ -270,9 +278,16 @@ class Problem(NamedTuple):
 
     def indices(self) -> tuple[Array, Array, Array, Array]:
         """Return b, h, i and j as `score_mod` counts them, arrays that broadcast to the scores."""
-        b = np.arange(self.B).reshape(*self.batch, 1, 1, 1)
+        b = np.arange(self.first_entry, self.first_entry + self.B).reshape(*self.batch, 1, 1, 1)
+        h = np.arange(self.first_head, self.first_head + self.Hq)
         i = np.arange(self.first_row, self.first_row + self.L)
-        return b, np.arange(self.Hq)[:, None, None], i[:, None], np.arange(self.S)
+        return b, h[:, None, None], i[:, None], np.arange(self.first_key, self.first_key + self.S)
+
+    def kept_by_dropout(self) -> Array:
+        """Return the keep bits of the weights, ``(*batch, Hq, L, S)``; there is a dropout."""
+        first = self.first_entry, self.first_head, self.first_row, self.first_key
+        assert self.dropout is not None
+        return self.dropout.keep(self.scores_shape, first=first)
 
     def new_output(self) -> Array:
         """Return the array to fill with the output: `out`, or a new one."""
@@ -301,6 +316,22 @@ class Result(NamedTuple):
     z: Array = None
 
 
+class Sums(NamedTuple):
+    """Attention over some of the keys as it is before the division: what more keys are added to.
+
+    Attributes
+    ----------
+    m, z : array, shape (..., Hq, L)
+        The largest score of each row, and the sum of the exponentials beside it; -inf and 0 where there is none yet.
+    total : array, shape (..., Hq, L, Ev)
+        The values, weighted by these exponentials.
+    """
+
+    m: Array
+    z: Array
+    total: Array
+
+
 class Gradients(NamedTuple):
     """Gradients of attention, each in the type and shape of what was passed; None for what was not given.
 
@@ -324,7 +355,7 @@ class Backend(Protocol):
     Attributes
     ----------
     ARRAYS : str
-        The kind of array that it takes, "numpy" or "cupy".
+        The kind of array that it takes: "numpy", "cupy", or "dask" for what is computed later.
     TASKS : frozenset of str
         What it can do beside `forward`: the names of the other functions below that it has.
     """
@@ -347,6 +378,7 @@ class Backend(Protocol):
     ) -> Gradients:
         """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
 
+        It may be that of more keys, of which the problem has some: then its m and z make the weights.
         Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
         """
         ...
@@ -373,6 +405,21 @@ class Backend(Protocol):
     def set_num_threads(self, n: int) -> None:
         """Set how many threads a call may use."""
 
+    def over(self, name: str) -> "Backend":
+        """Return the same backend, of which the named one computes the blocks; of one that cuts problems up."""
+        ...
+
+    def add(self, problem: Problem, sums: Sums | None) -> Sums:
+        """Return the sums with the keys of a problem without sink added, in new arrays; None stands for no keys.
+
+        Where the bits of a call are to be those of its blocks, these are its steps.
+        """
+        ...
+
+    def finish(self, problem: Problem, sums: Sums, want: frozenset[str]) -> Result:
+        """Return what is wanted of output, lse, m and z of these sums; the problem has the sink, and no keys left."""
+        ...
+
     def get_num_threads(self) -> int:
         """Return how many threads a call may use."""
         ...
@@ -386,7 +433,7 @@ def _some_rows(array: Array, i0: int, i1: int) -> Array:
 
 
 @ieee
-def _sum(biases: list[Array]) -> Array:
+def sum_of_biases(biases: list[Array]) -> Array:
     """Return the sum in float64: -inf in any drops the key, and finite numbers stay finite."""
     wide = [each.astype(np.float64) for each in biases]
     with np.errstate(over="ignore", invalid="ignore"):

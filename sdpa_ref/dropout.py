@@ -64,7 +64,9 @@ class Dropout:
         """What a kept weight is multiplied by."""
         return 1 / (1 - self.p)
 
-    def keep(self, shape: tuple[int, ...], *, first_row: int = 0) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def keep(
+        self, shape: tuple[int, ...], *, first_row: int = 0, first: tuple[int, int, int, int] | None = None
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return the keep bits of weights of this shape, ``(..., Hq, L, S)``; two axes mean one head.
 
         Parameters
@@ -73,12 +75,19 @@ class Dropout:
             Shape of the weights; the leading axes are flattened into the batch index b.
         first_row : int
             Index i of the first row, for a block of rows of a longer problem.
+        first : tuple of int, optional
+            Indices b, h, i and j of the first weight, instead of `first_row`, for a block of a larger problem; j is a
+            multiple of 4.
         """
         if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in shape):
             raise ValueError(f"shape must be sizes of at least 0, got {shape}")
         *batch, heads, rows, keys = (1,) * (3 - len(shape)) + tuple(shape)
         entries = int(np.prod(batch, dtype=np.int64))
-        b, h, i, quad = np.ogrid[0:entries, 0:heads, first_row : first_row + rows, 0 : (keys + 3) // 4]
+        b0, h0, i0, j0 = first or (0, 0, first_row, 0)
+        if j0 % 4:
+            raise ValueError(f"first: the first key must be a multiple of 4, got {j0}")
+        quads = j0 // 4
+        b, h, i, quad = np.ogrid[b0 : b0 + entries, h0 : h0 + heads, i0 : i0 + rows, quads : quads + (keys + 3) // 4]
         words = np.stack(_philox((quad, i, h, b), (self.seed & 0xFFFFFFFF, self.seed >> 32)), axis=-1)
         kept = words.reshape(entries, heads, rows, words.shape[3] * 4)[..., :keys] >= self.threshold
         return kept.reshape(shape)

@@ -100,7 +100,7 @@ def stages(problem: Problem) -> Stages:
         lse = m + np.log(z)
         # 8. the output
         if p.dropout is not None:
-            weights = weights * np.where(p.dropout.keep(s.shape, first_row=p.first_row), p.dropout.factor, 0)
+            weights = weights * np.where(p.kept_by_dropout(), p.dropout.factor, 0)
         seen = keep & (s.max(-1, initial=-np.inf) > -np.inf)[..., None]
         output = heads(p, mixed(groups(p, weights), groups(p, seen), v))
     return Stages(raw, scaled, capped, s, keep, lse, weights, output)

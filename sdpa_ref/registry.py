@@ -1,5 +1,6 @@
 """Backends by name: a plain entry-point group, read once, loaded at first use."""
 
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, cast
@@ -8,8 +9,10 @@ from sdpa_ref.backend import Backend, Problem
 from sdpa_ref.extras import install
 
 GROUP = "sdpa_ref.backends"
-_OWN = {"cupy": "sdpa_cupy", "numba": "sdpa_numba"}
+STORES = "stores"  # the loop over pieces of a store, no backend that can be named
+_OWN = {"cupy": "sdpa_cupy", "dask": "sdpa_dask", "numba": "sdpa_numba"}
 _BY_KIND = {"numpy": ("numba", "reference"), "cupy": ("cupy",)}  # what backend=None tries, in this order
+_BLOCKWISE = {"dask": "dask", "store": STORES}  # who cuts up what is not in memory, for backends that compute blocks
 
 
 class BackendUnavailable(RuntimeError):
@@ -50,6 +53,15 @@ def load(name: str) -> Backend:
     return backend
 
 
+def name_of(backend: Backend) -> str:
+    """Return the name of a backend that `choose` took by default."""
+    for name in (name for names in _BY_KIND.values() for name in names):
+        with suppress(BackendUnavailable):
+            if _module(name) is backend:
+                return name
+    raise AssertionError("a default backend has a name")
+
+
 def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend:
     """Return the backend that solves the problem: the named one and no other, or the first fit for the kind of array.
 
@@ -61,6 +73,8 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
     if not isinstance(name, str):
         raise TypeError(f"backend must be a name or None, got {type(name).__name__}")
     backend = load(name)
+    if problem.kind in _BLOCKWISE and backend.ARRAYS != problem.kind:
+        backend = load(_BLOCKWISE[problem.kind]).over(name)  # the named one computes the blocks
     if backend.ARRAYS != problem.kind:
         raise TypeError(
             f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; "
@@ -73,8 +87,8 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
 
 
 def _default(problem: Problem, task: str) -> Backend:
-    reasons = []
-    for name in _BY_KIND[problem.form.kind]:
+    kind, reasons = problem.form.kind, []
+    for name in _BY_KIND[kind] if kind in _BY_KIND else (_BLOCKWISE[kind],):
         try:
             backend = load(name)
         except (BackendUnavailable, ValueError) as error:
@@ -114,8 +128,8 @@ def _entry_points() -> dict[str, Any]:
 
 @cache
 def _module(name: str) -> Backend:
-    if name == "reference":
-        return cast(Backend, import_module("sdpa_ref.reference"))
+    if name in ("reference", STORES):
+        return cast(Backend, import_module(f"sdpa_ref.{name}"))
     if name not in _entry_points():
         raise ValueError(f"unknown backend {name!r}; there are {', '.join(map(repr, names()))}")
     try:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.arrays import Array, kind, module_of
+from sdpa_ref.sources import Source
 
 
 class Stored(NamedTuple):
@@ -112,5 +113,7 @@ class Stored(NamedTuple):
 
 def arrays_in(part: Any) -> list[Array]:
     """Return the arrays that keys or values consist of, the table of the host apart."""
+    if isinstance(part, Source):
+        return [part.array] if isinstance(part.array, np.ndarray) else []
     parts = (part.numbers, part.scale, part.offset) if isinstance(part, Stored) else (part,)
     return [array for array in parts if array is not None]

@@ -18,7 +18,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 STAND_INS = {"broken", "picky", "missing", "loopback"}  # they exist to fail, or to prove the way to a backend
-OTHER_ARRAYS = {"cupy"}
+OTHER_ARRAYS = {"cupy", "dask"}
 ON_REQUEST = {"arrays", "fibers"}  # by SDPA_TEST_REQUIRE; tests/gpu holds all of these to the laws
 REQUIRED = set(filter(None, os.environ.get("SDPA_TEST_REQUIRE", "").split(",")))
 

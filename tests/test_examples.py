@@ -12,6 +12,7 @@ from hypothesis import settings
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NIGHTLY = settings.default.max_examples >= 1000
 NEEDS = {"translate": ["rich", "matplotlib"], "denoise": ["rich", "matplotlib"]}
+NEEDS["million"] = [*NEEDS["translate"], "zarr"]
 NEEDS["vit_digits"] = [*NEEDS["translate"], "sklearn"]
 
 
@@ -40,6 +41,15 @@ def test_quick_run_learns_and_draws(name, trainings, tmp_path):
     (picture,) = (tmp_path / "new").iterdir()
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert printed.rstrip().endswith(str(picture))
+
+
+@pytest.mark.parametrize("options", [[], ["--dask"]])
+def test_million_reads_what_is_seen(options, tmp_path):
+    if options:
+        pytest.importorskip("dask.array", reason="Dask is not installed")
+    printed, _ = run("million", tmp_path / "new", "--quick", *options)
+    assert re.findall(r": (\d) of 4 chunks of keys were read", printed) == ["4", "2", "1"]
+    assert (tmp_path / "new/million.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

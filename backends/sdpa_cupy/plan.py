@@ -1,7 +1,8 @@
 """What one call does on a device: which kernels, specialised how, on which grid, with which parameter block.
 
-Nothing here needs a GPU. A plan follows from shapes, types, options and the architecture; of the arrays' memory it only
-knows whether rows can be copied 16 bytes at a time, which changes how tiles are loaded and no result.
+Nothing here needs a GPU. Kernels are chosen by types, options, widths and the architecture, and remembered by these;
+lengths and other numbers are data of a call. Of the arrays' memory a plan only knows whether rows can be copied 16
+bytes at a time, which changes how tiles are loaded and no result.
 
 Many rows take 4 warps a block, each 16 or 32 rows. Few rows take a warp for 16 rows, the heads of a group together, and
 several blocks share a head's keys: how many follows from the number of keys alone, so that a row's bits do not depend
@@ -12,36 +13,55 @@ problems without `general`: the parameter block, the row table and the walk over
 """
 
 import math
+import struct
+import sys
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sdpa_ref.backend import Form
-from sdpa_ref.dropout import Dropout
+from sdpa_ref.storage import Stored
 
 AXES = 8
 VIEW = np.dtype([("data", np.uint64), ("batch", np.int64, AXES), ("head", np.int64), ("row", np.int64),
                  ("column", np.int64)])  # fmt: skip
 VIEWS = {  # the arrays of the parameter block, and the axes that each has behind those of the batch
-    "query": "hrc", "key": "hrc", "value": "hrc", "out": "hrc", "lse": "hr", "weights": "hrc",
+    "query": "hrc",
+    "key": "hrc", "key_table": "r", "key_scale": "hrc", "key_offset": "hrc",
+    "value": "hrc", "value_table": "r", "value_scale": "hrc", "value_offset": "hrc",
+    "out": "hrc", "lse": "hr", "weights": "hrc",
     "m": "hr", "z": "hr",
     "prefix": "r", "start": "r", "stop": "r", "position": "r", "dense": "hrc", "bias": "hrc",
     "slopes": "h", "sink": "h",
 }  # fmt: skip
+COUNTS = (
+    "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
+    "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
+)  # fmt: skip
+STORAGE = tuple(
+    f"{side}_{name}"
+    for side in ("key", "value")
+    for name in (
+        "page", "leap", "type", "zero",
+        *(f"{part}_{name}" for part in ("scale", "offset") for name in ("type", "leap", "pages", "keys", "columns")),
+    )
+)  # fmt: skip
 PARAMETERS = np.dtype(
     [(name, VIEW) for name in VIEWS]
     + [("workspace", np.uint64), ("sizes", np.int64, AXES)]
-    + [(name, np.int64) for name in (
-        "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
-        "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
-    )]
+    + [(name, np.int64) for name in COUNTS]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor", "unit")]
+    + [(name, np.int64) for name in STORAGE]
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
 
 TYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
+CODES = TYPES | {"int8": 4, "uint8": 5, "float8_e4m3fn": 6, "float8_e5m2": 7}
+NIBBLES = 8
+DENSE, PAGES, DECODED = range(3)  # how keys and values lie, STORED of stored.h
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory that a block may have, in KiB. sm_75 has no cp.async, bfloat16 or TF32 either."""
 
@@ -51,7 +71,8 @@ WIDEST = 256
 FEW_ROWS = 64  # up to here the heads of a group share tiles, and long keys are split
 CHUNKS = 64
 SHORTEST_CHUNK = 256
-TASK_BYTES, SPAN_BYTES, ROW_BYTES = 48, 24, 72  # of the structs in rows.h
+MOST_KERNELS = 256  # combinations that are remembered, the most recently used ones
+TASK_BYTES, SPAN_BYTES, ROW_BYTES = 96, 24, 72  # of the structs in rows.h
 PLAIN_ROWS, PLAIN_KEYS, PLAIN_COLUMNS = 16, 32, 64  # of a tile of plain.cu
 
 
@@ -64,17 +85,6 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     shared: int
-
-
-class Options(NamedTuple):
-    """What a plan depends on beside types and sizes."""
-
-    first_row: int
-    scale: float
-    softcap: float | None
-    bias: int | None  # one of TYPES
-    dropout: Dropout | None
-    masked: bool  # by a boolean array or slopes
 
 
 class Plan(NamedTuple):
@@ -129,7 +139,9 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
     reasons = {
         f"fused kernels need compute capability 7.5 or later, this device has {arch // 10}.{arch % 10}": arch < 75,
         "mask or bias exist as rules only": problem.blockwise,
-        "keys or values are Paged or Quantized": problem.stored,
+        "scales or offsets of float64, or that serve heads or batch entries in runs": not all(
+            map(_is_served, _stored_parts(problem), repeat(problem.acc_dtype))
+        ),
         "ALiBi goes by key_positions": problem.key_positions is not None,
         "score_mod is a Python function": problem.score_mod is not None,
         f"E = {problem.E} and Ev = {problem.Ev}: the fused kernels go up to {WIDEST}": (
@@ -143,11 +155,37 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
 
 def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     """Return the plan for a problem that `fused` has no objection to; arguments as there."""
-    p = problem
-    bias = None if p.bias is None else TYPES[p.bias.dtype.name]
-    masked = p.keep is not None or p.slopes is not None
-    options = Options(p.first_row, p.scale, p.softcap, bias, p.dropout, masked)
-    return _plan(p.form, p.L, p.S, options, want, arch, _copies_16(p))
+    p, form = problem, problem.form
+    L, S, B, group = p.L, p.S, p.B, p.group
+    few = L <= FEW_ROWS
+    fold, chunk = group if few else 1, S
+    if few and S > 2 * SHORTEST_CHUNK:
+        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
+        chunk += -chunk % PLAIN_COLUMNS
+    chunks, count, rows = max(1, -(-S // max(1, chunk))), B * form.Hq * L, fold * L
+    changed = _is_changed(problem)
+    stored = _storage_of(problem)
+    kernels = _kernels(form, arch, next((n for n in _SHORT if rows <= n), LARGEST), chunks > 1, changed, want,
+                       stored != DECODED and _copies_16(problem), stored) if count else _NO_KERNELS  # fmt: skip
+    tiles = -(-rows // kernels.rows)
+    tasks, by_row = B * (form.Hq // fold if fold else 0) * tiles * chunks, -(-count // 4)
+    launches = [each._replace(grid=(tasks if each.source in _BY_TASKS else by_row, 1, 1)) for each in kernels.launches]
+    dropout = p.dropout
+    threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
+    counts = (
+        len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group, p.first_row, fold, tiles, chunks, chunk,
+        0 if p.bias is None else TYPES[p.bias.dtype.name], 0, threshold, seed & 0xFFFFFFFF, seed >> 32,
+    )  # fmt: skip
+    numbers = _NUMBERS.pack(*form.batch, *[0] * (AXES - len(form.batch)), *counts, p.scale, p.softcap or 0.0, factor,
+                            LOG2_E if kernels.general else 1.0, *_where(p.key), *_where(p.value))  # fmt: skip
+    split = count and chunks > 1 and want & {"output", "lse"}
+    workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0
+    return Plan(tuple(launches), workspace, np.frombuffer(bytearray(numbers), PARAMETERS))
+
+
+_NUMBERS = struct.Struct(f"={PARAMETERS.fields['sizes'][1]}x{AXES + len(COUNTS)}q4d{len(STORAGE)}q")  # type: ignore[index]
+_SHORT = (16, 32, 64)  # rows that take fewer warps
+_BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys
 
 
 def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, workspace: int) -> np.ndarray[Any, Any]:
@@ -166,28 +204,44 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
         Address of the workspace, 0 for none.
     """
     intervals = problem.visible or (None, None, None)
-    arrays = (problem.query, problem.key, problem.value, *result, *intervals, problem.positions, problem.keep,
-              problem.bias, problem.slopes, problem.sink)  # fmt: skip
-    axes = len(problem.batch)
-    words = []
-    for array, (name, inner) in zip(arrays, VIEWS.items(), strict=True):
-        words += _view(array, 0 if name == "sink" else axes, inner, address)
-    block = plan.parameters.copy()
-    block.view(np.int64)[: len(words)] = words
-    block["workspace"] = workspace
+    axes, rest = len(problem.batch), (*result, *intervals, problem.positions, problem.keep, problem.bias,
+                                      problem.slopes, problem.sink)  # fmt: skip
+    arrays = (problem.query, *_parts(problem.key), *_parts(problem.value), *rest)
+    views = [
+        _view(array, 0 if name == "sink" else axes, inner, address)
+        for array, (name, inner) in zip(arrays, VIEWS.items(), strict=True)
+    ]
     output = result.output
-    block["out_chunks"] = output is not None and _steps(output, 16 // output.dtype.itemsize, address(output))
-    return block
+    words = plan.parameters.view(np.int64).copy()  # structured arrays are copied field by field
+    words[:_WORKSPACE] = np.frombuffer(b"".join(views), np.int64)
+    words[_WORKSPACE] = workspace
+    words[_OUT_CHUNKS] = output is not None and _steps(output, 16 // output.dtype.itemsize, address(output))
+    return words.view(PARAMETERS)
 
 
-def _view(array: Any, axes: int, inner: str, address: Callable[[Any], int]) -> list[int]:
-    """Return the fields of a VIEW; axes that are missing or have one entry get stride 0."""
+_WORKSPACE, _OUT_CHUNKS = (PARAMETERS.fields[name][1] // 8 for name in ("workspace", "out_chunks"))  # type: ignore[index]
+_NO_VIEW = bytes(VIEW.itemsize)
+
+
+def _view(array: Any, axes: int, inner: str, address: Callable[[Any], int]) -> bytes:
+    """Return a VIEW; axes that are missing or have one entry get stride 0."""
     if array is None:
-        return [0] * (AXES + 4)
-    strides = [0 if n == 1 else stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    strides = [0] * (axes + len(inner) - array.ndim) + strides
+        return _NO_VIEW
+    paged = type(array) is _Pages
+    array = array.array if paged else array
+    shape, strides = (array.shape[1:], array.strides[1:]) if paged else (array.shape, array.strides)
+    if 1 in shape:
+        strides = tuple([0 if n == 1 else stride for n, stride in zip(shape, strides, strict=True)])
+    return address(array).to_bytes(8, sys.byteorder) + _strides(strides, axes, inner)
+
+
+@lru_cache(maxsize=1024)
+def _strides(strides: tuple[int, ...], axes: int, inner: str) -> bytes:
+    """Return what stands in a VIEW behind the address."""
+    strides = (0,) * (axes + len(inner) - len(strides)) + strides
     steps = dict(zip(inner, strides[axes:], strict=True))
-    return [address(array), *strides[:axes], *[0] * (AXES - axes), *(steps.get(axis, 0) for axis in "hrc")]
+    words = [*strides[:axes], *[0] * (AXES - axes), *(steps.get(axis, 0) for axis in "hrc")]
+    return np.array(words, np.int64).tobytes()
 
 
 def _steps(array: Any, count: int, address: int) -> bool:
@@ -205,8 +259,76 @@ def _steps(array: Any, count: int, address: int) -> bool:
 def _copies_16(problem: Any) -> bool:
     """Return whether query, key and value can be read 16 bytes at a time."""
     count = 16 // problem.dtype.itemsize
-    arrays = (problem.query, problem.key, problem.value)
+    arrays = (problem.query, *(part.numbers if type(part) is Stored else part for part in (problem.key, problem.value)))
     return all(array is None or _steps(array, count, _host_address(array)) for array in arrays)
+
+
+class _Pages(NamedTuple):
+    """An array whose first axis are pages."""
+
+    array: Any
+
+
+def _parts(part: Any) -> tuple[Any, Any, Any, Any]:
+    """Return numbers, table, scale and offset of keys or values."""
+    if type(part) is not Stored:
+        return part, None, None, None
+    if part.table is None:
+        return part.numbers, None, part.scale, part.offset
+    by_page = (_Pages(x) if x is not None and x.ndim > 3 else x for x in (part.scale, part.offset))
+    return _Pages(part.numbers), part.table, *by_page
+
+
+def _where(part: Any) -> tuple[int, ...]:
+    """Return what the kernels have to know of stored keys or values: the fields STORAGE of one side."""
+    if type(part) is not Stored:
+        return _NOWHERE if part is None else (0, 0, CODES[part.dtype.name], *_NOWHERE[3:])
+    numbers, paged = part.numbers, part.table is not None
+    S, width = part.shape[-2:]
+    keys, pages = (numbers.shape[-2], len(numbers)) if paged else (max(1, S), 0)
+
+    def serving(array: Any) -> tuple[int, ...]:
+        if array is None:
+            return 0, 0, 1, 1, 1
+        shape = array.shape
+        rows = shape[-2] if len(shape) > 1 else 1
+        own = pages and len(shape) > 3 and shape[0] > 1  # whether pages differ
+        return (
+            CODES[array.dtype.name], array.strides[0] if own else 0, pages // shape[0] if own else 1,
+            max(1, keys // max(1, rows)), max(1, width // max(1, shape[-1])),
+        )  # fmt: skip
+
+    code = NIBBLES if part.bits == 4 else CODES[numbers.dtype.name]
+    return (keys, numbers.strides[0] if paged else 0, code, part.zero, *serving(part.scale), *serving(part.offset))
+
+
+_NOWHERE = (0,) * (len(STORAGE) // 2)
+
+
+def _stored_parts(problem: Any) -> list[Stored]:
+    """Return keys and values as far as they are stored."""
+    return [part for part in (problem.key, problem.value) if type(part) is Stored]
+
+
+def _storage_of(problem: Any) -> int:
+    """Return DENSE, PAGES or DECODED."""
+    parts = _stored_parts(problem)
+    if any(part.bits or part.numbers.dtype != problem.dtype for part in parts):
+        return DECODED
+    return PAGES if any(part.table is not None for part in parts) else DENSE
+
+
+def _is_served(part: Stored, acc_dtype: np.dtype[Any]) -> bool:
+    """Return whether the kernels can find scale and offset: one for each head and batch entry, or for all."""
+    for array in (part.scale, part.offset):
+        if array is None:
+            continue
+        if array.dtype.itemsize > acc_dtype.itemsize:
+            return False
+        places = range(-array.ndim, -2) if part.table is None else range(-array.ndim, -2)[-1:]
+        if any(array.shape[axis] not in (1, part.numbers.shape[axis]) for axis in places):
+            return False
+    return True
 
 
 def _host_address(array: Any) -> int:
@@ -214,63 +336,50 @@ def _host_address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-@lru_cache(maxsize=1024)
-def _plan(form: Form, L: int, S: int, options: Options, want: frozenset[str], arch: int, vector: bool) -> Plan:
-    parameters = np.zeros(1, PARAMETERS)
-    p = parameters[0]
-    B, group = math.prod(form.batch), form.Hq // form.Hkv if form.Hkv else 1
-    sizes = {"B": B, "Hq": form.Hq, "Hkv": form.Hkv, "L": L, "S": S, "E": form.E, "Ev": form.Ev, "group": group}
-    for name, size in sizes.items():
-        p[name] = size
-    p["first_row"], p["axes"] = options.first_row, len(form.batch)
-    p["sizes"][: len(form.batch)] = form.batch
-    matrix_units = _has_matrix_units(form, arch)
-    general = _numbers(form, options, p) or not matrix_units
-    p["unit"] = LOG2_E if general else 1
-    few = L <= FEW_ROWS
-    p["fold"] = fold = group if few else 1
-    chunk = S
-    if few and S > 2 * SHORTEST_CHUNK:
-        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
-        chunk += -chunk % PLAIN_COLUMNS
-    p["chunk"], p["chunks"] = chunk, max(1, -(-S // max(1, chunk)))
-    count = B * form.Hq * L
-    if count == 0:
-        return Plan((), 0, parameters)
+class Kernels(NamedTuple):
+    """What serves all calls of one kind, whatever their lengths: launches without a grid, and rows of a block."""
 
-    launches, workspace = [], 0
+    launches: tuple[Launch, ...] = ()
+    rows: int = 1
+    general: bool = True  # whether scores need more than their scale before the softmax
+
+
+_NO_KERNELS = Kernels()
+
+
+@lru_cache(maxsize=MOST_KERNELS)
+def _kernels(
+    form: Form, arch: int, rows: int, split: bool, changed: bool, want: frozenset[str], vector: bool, stored: int
+) -> Kernels:
+    """Return the kernels for blocks of up to so many rows; `split`: whether several blocks share a head's keys.
+
+    What is decoded takes plain.cu, where a number keeps the accumulation type.
+    """
+    by_matrices = _has_matrix_units(form, arch) and stored != DECODED
+    general = changed or not by_matrices
+    launches, block_rows = [], 1
     defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
+    lie = (("STORED", stored),)
     if want & {"output", "lse"}:
-        units, rows, acc = B * (form.Hq // fold), fold * L, form.acc_dtype.itemsize
-        if matrix_units:
-            launch, tile_rows = _attend(form, arch, rows, general, vector)
+        if by_matrices:
+            launch, block_rows = _attend(form, arch, rows, general, vector)
         else:
-            launch, tile_rows = _plain(form, arch), PLAIN_ROWS
-        p["tiles"] = -(-rows // tile_rows)
-        tasks = units * int(p["tiles"] * p["chunks"])
-        launches.append(launch._replace(grid=(tasks, 1, 1)))
-        if p["chunks"] > 1:
-            workspace = int(count * p["chunks"]) * (form.Ev + 2) * acc
-            launches.append(Launch("merge", "merge.cu", defines, (-(-count // 4), 1, 1), 128, 0))
+            launch, block_rows = _plain(form, arch), PLAIN_ROWS
+        launch = launch._replace(defines=launch.defines + lie)
+        launches.append(launch)
+        if split:
+            launches.append(Launch("merge", "merge.cu", defines, (0, 1, 1), 128, 0))
     if "weights" in want:
-        launches.append(Launch("weigh", "weigh.cu", defines, (-(-count // 4), 1, 1), 128, 0))
-    return Plan(tuple(launches), workspace, parameters)
+        launches.append(Launch("weigh", "weigh.cu", defines + lie, (0, 1, 1), 128, 0))
+    return Kernels(tuple(launches), block_rows, general)
 
 
-def _numbers(form: Form, options: Options, p: Any) -> bool:
-    """Fill in scale, bias and dropout; return whether scores need more than their scale before the softmax."""
-    p["dropout_factor"] = 1
-    limits, dropout = np.finfo(form.acc_dtype), options.dropout
-    p["scale"] = options.scale
-    general = options.scale * LOG2_E <= limits.tiny or options.scale >= limits.max / 2 or options.masked
-    if options.softcap is not None:
-        p["softcap"], general = options.softcap, True
-    if options.bias is not None:
-        p["bias_type"], general = options.bias, True
-    if dropout is not None:
-        p["threshold"], p["dropout_factor"], general = dropout.threshold, dropout.factor, True
-        p["seed_low"], p["seed_high"] = dropout.seed & 0xFFFFFFFF, dropout.seed >> 32
-    return bool(general)
+def _is_changed(problem: Any) -> bool:
+    """Return whether scores need more than their scale before the softmax."""
+    p, limits = problem, np.finfo(problem.acc_dtype)
+    options = (p.keep, p.slopes, p.softcap, p.bias, p.dropout)
+    extreme = p.scale * LOG2_E <= limits.tiny or p.scale >= limits.max / 2
+    return bool(extreme) or any(option is not None for option in options)
 
 
 def _has_matrix_units(form: Form, arch: int) -> bool:

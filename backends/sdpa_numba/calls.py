@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.backend import OUTPUT, Problem, Result
+from sdpa_ref.backend import OUTPUT, Problem, Result, Sums
 from sdpa_ref.masks import Band, Intervals
 from sdpa_ref.storage import Stored
 
@@ -25,8 +25,13 @@ _BANDED = struct.Struct(f"{HEADER}5qd{_SEEN - 48}x2q{_BAND - _SEEN - 16}x10q{FOR
 _NO_BAND: Any = (0,) * len(Band._fields)
 
 
-def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False) -> Result:
-    """Return what is wanted of a problem that the kernels take as it is; `final`: its bias holds the scores."""
+def solve(
+    problem: Problem, want: frozenset[str], score_mod: Any = None, final: bool = False, sums: Sums | None = None
+) -> Result:
+    """Return what is wanted of a problem that the kernels take as it is; `final`: its bias holds the scores.
+
+    With `sums` it is added to them, in place; an output that is wanted is then that of all keys.
+    """
     if problem.plain and (want is OUTPUT or want == OUTPUT):
         return _solve_short(problem, _PLAIN)
     (form, query, key, value, out, scale, softcap, visible, keep, bias, slopes, offset, positions, sink, _, dropout,
@@ -34,13 +39,13 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     only_output = want is OUTPUT or want == OUTPUT
     stored = type(key) is Stored or type(value) is Stored
     bare = not stored and bias is None and keep is None and slopes is None and sink is None and softcap is None
-    if bare and score_mod is None and dropout is None and only_output:
+    if bare and score_mod is None and dropout is None and only_output and sums is None:
         if visible is None:
             return _solve_short(problem, _PLAIN)
         if type(visible) is Band:
             entries, place, arrays = numbers_of(visible)
             return _solve_short(problem, _BANDED, BAND, entries, *place)  # it reads the arrays until it is done
-    few = score_mod is None and dropout is None and "output" in want and "weights" not in want
+    few = sums is None and score_mod is None and dropout is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     changes = keep is not None or bias is not None or slopes is not None or softcap is not None
     general = not few and (changes or "weights" in want or score_mod is not None or dropout is not None)
@@ -55,13 +60,14 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = m = z = weights = arrays = None
-    results: tuple[int, ...] = (0, 0, 0)
     intervals: tuple[int, ...] = (0, 0, 0)
     if not only_output:
         lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
         m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
-        weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
-        results = _address(lse), _address(m), _address(z)
+        weights = np.zeros((*query.shape[:-1], problem.S), form.dtype) if "weights" in want else None
+    if sums is not None:
+        m, z = sums.m, sums.z
+    results = _address(lse), _address(m), _address(z)
     kind, band, entries, place = ALL, None, 0, _NO_BAND
     if type(visible) is Band:
         kind, band = BAND, visible
@@ -77,9 +83,10 @@ def solve(problem: Problem, want: frozenset[str], score_mod: Any = None, final: 
     call = _FULL.pack(
         kernel, settle, pool, helpers, id(query), id(key), values, output, sizes, scale,
         *results, _address(weights), *intervals, _address(keep), _address(bias), _address(slopes), _address(positions),
-        _address(problem.key_positions), _address(sink), kind, entries, 0 if bias is None else bias_code(bias.dtype),
-        not final, first_row, threshold, seed & 0xFFFFFFFF, seed >> 32, *place, source, softcap or 0.0,
-        1.0 if dropout is None else dropout.factor,
+        _address(problem.key_positions), _address(sink),
+        0 if sums is None else id(sums.total), kind, entries, 0 if bias is None else bias_code(bias.dtype),
+        not final, first_row, problem.first_key, problem.first_head, problem.first_entry, threshold, seed & 0xFFFFFFFF,
+        seed >> 32, *place, source, softcap or 0.0, 1.0 if dropout is None else dropout.factor,
     )  # fmt: skip
     run(call)
     del arrays, kept  # until here the kernel reads them

@@ -11,7 +11,7 @@ from sdpa_ref.masks import Band, Intervals
 
 from .calls import bias_code, numbers_of, rounded_sink
 from .kernels import backward
-from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, SHAPE, SMALL, Sizes
+from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, MIDDLE, SHAPE, Sizes
 from .plan import host_registers, sizes_for
 from .runtime.call import HEADER
 from .runtime.threads import get_num_threads, run, team
@@ -163,7 +163,7 @@ def pull(problem: Problem, flow: Flow, gradients: Gradients, slope: Array | None
         n[name] = 0 if array is None else id(array)
     changes = problem.keep, problem.bias, problem.slopes, problem.dropout, problem.softcap
     kernel = backward.kernel(sizes, any(change is not None for change in changes))
-    alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= SMALL
+    alone = problem.B * problem.Hq * problem.L * problem.S * (problem.E + problem.Ev) <= MIDDLE
     pool, helpers = team()
     most = 0 if alone else int(n["units"] * n["split"]) - 1
     run(struct.pack(HEADER, kernel.address, 0, pool, min(helpers, most)) + record.tobytes())
@@ -174,7 +174,7 @@ def record_of(problem: Problem, final: bool) -> tuple[Array, Any]:
     """Return the record of a problem with its sizes and options, and what it points to; `final` as in `solve`."""
     record = np.zeros(1, backward.BACKWARD)
     n = record[0]
-    for name in (*SHAPE, "first_row", "scale"):
+    for name in (*SHAPE, "first_row", "first_key", "first_head", "first_entry", "scale"):
         n[name] = getattr(problem, name)
     n["softcap"], n["bias_drops"], n["final"] = problem.softcap or 0, not final, final
     if problem.bias is not None:

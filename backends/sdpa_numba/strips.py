@@ -1,5 +1,6 @@
 """Problems that no kernel takes as they are: a strip of query rows at a time, their rules are evaluated with NumPy."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -60,11 +61,8 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any) ->
         np.empty((*shape, problem.S), problem.dtype) if "weights" in want else None,
         *(np.empty(shape, problem.acc_dtype) if name in want else None for name in ("m", "z")),
     )
-    product = max(1, min(PRODUCT_ROWS, problem.L))
-    products = NUMBERS_AT_ONCE // max(1, product * problem.B * problem.Hq * problem.S)
-    rows = product * max(1, products)
-    for i in range(0, problem.L, rows):
-        strip = problem.rows(i, min(i + rows, problem.L))
+    for here, product in row_strips(problem):
+        strip = problem.rows(here.start, here.stop)
         if score_mod is None and problem.score_mod is not None:
             part = solve(with_scores(strip, product), want, final=True)
         else:
@@ -72,13 +70,22 @@ def forward_in_strips(problem: Problem, want: frozenset[str], score_mod: Any) ->
         for name in want:
             target, source = getattr(whole, name), getattr(part, name)
             if name in ("lse", "m", "z"):
-                target[..., i : i + rows] = source
+                target[..., here] = source
             else:
-                target[..., i : i + rows, :] = source
+                target[..., here, :] = source
     if out is None or whole.output is None:
         return whole
     out[...] = whole.output
     return whole._replace(output=out)
+
+
+def row_strips(problem: Problem) -> Iterator[tuple[slice, int]]:
+    """Yield the rows of each strip, and how many of them a matrix product takes."""
+    product = max(1, min(PRODUCT_ROWS, problem.L))
+    products = NUMBERS_AT_ONCE // max(1, product * problem.B * problem.Hq * problem.S)
+    rows = product * max(1, products)
+    for i in range(0, problem.L, rows):
+        yield slice(i, min(i + rows, problem.L)), product
 
 
 def with_scores(problem: Problem, product: int) -> Problem:

@@ -10,6 +10,7 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.sources import Source, source_of
 from sdpa_ref.storage import Stored
 
 
@@ -83,7 +84,9 @@ class Caller(NamedTuple):
         by_bias = iter(gradients.bias) if isinstance(gradients.bias, tuple) else repeat(gradients.bias)
 
         def for_input(gradient: Array, given: Any) -> Array:
-            given = as_array("input", given)
+            if type(gradient) is Source:  # it is written where the caller wanted it
+                return gradient.array
+            given = source_of(given) or as_array("input", given)
             turn = self.layout == "LHE" and given.ndim > 2
             return _summed_to(gradient.swapaxes(-2, -3) if turn else gradient, given)
 

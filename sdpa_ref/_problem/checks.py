@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of, real_number
+from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, host_array, is_float, kind, module_of, real_number
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks.checks import broadcastable, check_broadcast
+from sdpa_ref.sources import Source
 from sdpa_ref.storage import Stored
 
 Shape = tuple[int, ...]
@@ -17,7 +18,7 @@ Shape = tuple[int, ...]
 
 def heads_first(array: Array, layout: str) -> Array:
     """Return a view (..., H, length, width)."""
-    if type(array) is Stored:
+    if type(array) is Stored or type(array) is Source:
         return array.heads_first(layout)
     if array.ndim == 2:
         return array[None]
@@ -58,7 +59,7 @@ def sizes(shapes: dict[str, Shape], layout: str) -> tuple[Shape, int, int, int, 
 
 def native(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return the array in this type; a copy only where type or byte order differ."""
-    if type(array) is Stored or array.dtype == dtype:
+    if type(array) is Stored or type(array) is Source or array.dtype == dtype:
         return array
     return ieee(array.astype)(dtype)
 
@@ -99,7 +100,7 @@ def _bias_array(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> Array:
 
 def sink_logits(sink: Any, Hq: int, acc_dtype: np.dtype[Any]) -> Array:
     """Return the sink as float64 logits (Hq,)."""
-    array = as_array("sink", sink)
+    array = host_array("sink", sink) if kind(sink) == "dask" else as_array("sink", sink)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
         raise TypeError(f"sink must be real numbers, got {array.dtype}")
     if array.shape not in ((), (Hq,)):
@@ -157,10 +158,10 @@ def check_score_mod(score_mod: Any, shape: tuple[int, ...], module: Any = np) ->
 
 def one_kind(arrays: dict[str, Array]) -> None:
     """Raise a TypeError unless all arrays live in the same kind of memory."""
-    if "cupy" not in sys.modules:
+    if "cupy" not in sys.modules and "dask.array" not in sys.modules:
         return
     kinds = {name: kind(array.numbers if type(array) is Stored else array) for name, array in arrays.items()}
-    if len(set(kinds.values())) > 1:
+    if len({*kinds.values()} - ({"numpy"} if kinds["query"] == "dask" else set())) > 1:
         got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
         raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")
 

@@ -8,8 +8,8 @@ import numpy as np
 from sdpa_ref._problem import checks
 from sdpa_ref._problem.caller import Caller
 from sdpa_ref._problem.form import Arrays, arrays_alike, arrays_of
-from sdpa_ref._problem.stored import check_layout, check_tables, stored_or_array, with_lengths
-from sdpa_ref.arrays import Array, as_array, kind, module_of, real_number, result_dtype
+from sdpa_ref._problem.stored import check_layout, check_tables, of_one_kind, stored_or_array, with_lengths
+from sdpa_ref.arrays import Array, as_array, module_of, real_number, result_dtype
 from sdpa_ref.backend import Form, Problem, ScoreMod
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.dropout import Dropout
@@ -54,17 +54,18 @@ def pose(
 
     With `output` the problem has somewhere to put the output: `out`, or a new array in the caller's layout.
     """
-    stored = False
+    stored, whose = False, "numpy"
     if type(value) is not np.ndarray or type(key) is not np.ndarray or type(query) is not np.ndarray:
         query = as_array("query", query)
         key = stored_or_array("key", key, query.dtype)
         value = None if value is NO_VALUE else stored_or_array("value", value, query.dtype)
+        query, key, value, whose = of_one_kind(query, key, value)
         checks.one_kind({"query": query, "key": key} | ({} if value is None else {"value": value}))
         stored = type(key) is Stored or type(value) is Stored
         if stored:
             check_layout(layout, key=key, value=value)
             mask = with_lengths(mask, key, value)
-    arrays, L, S = _arrays(query, key, value, layout)
+    arrays, L, S = _arrays(query, key, value, layout, whose)
     form, headless, heads_missing, as_given, own_scale, largest, tiny, caller = arrays
     q, k, v = query, key, value
     if heads_missing or layout == "LHE":
@@ -94,7 +95,7 @@ def pose(
         seen = _seen(mask, query_offset, form, L, S, slopes is not None, key_positions)
     if stored:
         check_tables(form, seen.visible, L, S, key=k, value=v)
-    if (biases or seen.boolean) and "cupy" in sys.modules:
+    if (biases or seen.boolean) and ("cupy" in sys.modules or "dask.array" in sys.modules):
         named = {f"bias {n}": part for n, part in enumerate(biases)}
         named |= {f"mask {n}": part.array for n, part in enumerate(seen.boolean)}
         checks.one_kind({"query": q} | named)
@@ -112,6 +113,8 @@ def pose(
 
     place = None  # where the backend puts the output
     if out is not None:
+        if form.kind == "dask":
+            raise ValueError("out must be None with Dask arrays, which are computed later: use dask.array.store")
         _check_out(out, (query, key, value), mask, bias, sink, arrays, layout, L, S)
         place = checks.heads_first(out, layout) if output else None
         caller = Caller(layout, headless, out)
@@ -122,7 +125,8 @@ def pose(
         Problem,
         (form, q, k, v, place, scale, softcap, visible, keep, biases[0] if len(biases) == 1 else None, slopes, offset,
          positions, None if sink is None else logits, score_mod, dropout, 0, False,
-         grid is not None or len(biases) > 1, rules, biases, grid, key_positions if slopes is not None else None),
+         grid is not None or len(biases) > 1, rules, biases, grid, key_positions if slopes is not None else None,
+         0, 0, 0),
     )  # fmt: skip
     return problem, caller
 
@@ -132,6 +136,8 @@ _NO_OPTIONS = tuple(True if name == "plain" else value for name, value in Proble
 
 def _new_output(form: Form, L: int, heads_first: bool) -> Array:
     """Return a new array for the output, in canonical order, whose memory is in the caller's."""
+    if form.kind == "dask":
+        return None
     empty = np.empty if form.kind == "numpy" else module_of(form.kind).empty
     if heads_first:
         new: Array = empty((*form.batch, form.Hq, L, form.Ev), form.dtype)
@@ -173,9 +179,8 @@ class _Seen(NamedTuple):
 _ALL = _Seen()
 
 
-def _arrays(query: Array, key: Array, value: Array, layout: Any) -> tuple[Arrays, int, int]:
+def _arrays(query: Array, key: Array, value: Array, layout: Any, whose: str) -> tuple[Arrays, int, int]:
     """Return what the arrays are, L and S, or raise the error of the first that does not fit."""
-    whose = "numpy" if type(query) is np.ndarray else kind(query)
     try:
         q, k, v, dtype = query.shape, key.shape, key.shape if value is None else value.shape, query.dtype
         if layout == "LHE":
@@ -221,6 +226,9 @@ def _seen(
 ) -> _Seen:
     """Return what mask and offset come to."""
     name = None
+    if type(mask) is BooleanArray and query_offset is None and not alibi and key_positions is None and mask.per_row:
+        mask._check(form.batch, form.Hq, L, S)
+        return tuple.__new__(_Seen, (None, mask.array, 0, None, (), None, (mask,)))
     if mask is not None:
         known = mask.__dict__.get("_seen")
         same = key_positions is None and (query_offset is None or type(query_offset) in (str, int))
@@ -263,11 +271,13 @@ def _check_out(
     form = arrays.form
     rows = (form.Hq, L) if layout == "HLE" or arrays.headless else (L, form.Hq)
     shape = (*form.batch, *rows, form.Ev) if inputs[2] is not None else (*form.batch, form.Hq, L, S)
-    used = []
-    for array in inputs:
-        used += arrays_in(array)
-        used += [array.table] if type(array) is Stored and array.table is not None else []
-    parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
-    used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
+    used = [] if inputs[2] is None else [inputs[2]]
+    used += inputs[:2]
+    if any(type(array) is Stored for array in used):
+        tables = [array.table for array in used if type(array) is Stored and array.table is not None]
+        used = [part for array in used for part in arrays_in(array)] + tables
+    if bias is not None or sink is not None:
+        parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
+        used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
     used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []
     checks.check_out(out, shape[-2:] if arrays.headless else shape, form.dtype, used)

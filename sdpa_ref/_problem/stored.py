@@ -5,17 +5,19 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref._problem.checks import native
-from sdpa_ref.arrays import Array, as_array
+from sdpa_ref.arrays import Array, as_array, kind, module_of
 from sdpa_ref.backend import Form
 from sdpa_ref.masks import All, Band, Intervals, KeyLengths, Mask, as_mask, joined
+from sdpa_ref.sources import Source, source_of
 from sdpa_ref.storage import Stored
 
 
-def stored_or_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array | Stored:
-    """Return an array, or what `Paged` and `Quantized` come to beside a query of this type."""
+def stored_or_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array | Stored | Source:
+    """Return an array, what lies in a store, or what `Paged` and `Quantized` come to beside a query of this type."""
     describe = getattr(value, "_stored", None)
     if describe is None:
-        return as_array(name, value)
+        source = None if type(value) is np.ndarray else source_of(value)
+        return as_array(name, value) if source is None else source
     stored: Stored = describe(dtype)
     parts = {part: getattr(stored, part) for part in ("numbers", "table", "scale", "offset")}
     foreign = {part: array for part, array in parts.items() if array is not None and not array.dtype.isnative}
@@ -24,6 +26,27 @@ def stored_or_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array | Stor
             **{part: native(array, array.dtype.newbyteorder("=")) for part, array in foreign.items()}
         )
     return stored
+
+
+def of_one_kind(query: Array, key: Any, value: Any) -> tuple[Array, Any, Any, str]:
+    """Return query, key and value, and their kind; beside a Dask array, NumPy arrays become such of one chunk.
+
+    It is "store" where keys or values lie in a store, and the query in memory.
+    """
+    given = query, key, value
+    kinds = {kind(x) for x in given}
+    stores = any(type(x) is Source for x in given)
+    if "dask" in kinds:
+        if any(type(x) is Stored for x in given):
+            raise TypeError("key and value must be arrays or stores beside a Dask array, got Paged or Quantized")
+        lazy = module_of("dask")
+        query, key, value = (lazy.from_array(x, chunks=-1) if type(x) is np.ndarray else x for x in given)
+        return query, key, value, "dask"
+    if not stores:
+        return query, key, value, kind(query)
+    if "cupy" in kinds or any(type(x) is Stored for x in given):
+        raise TypeError("a store is read into the host's memory: beside it key, value and query must be NumPy arrays")
+    return query, key, value, "store"
 
 
 def check_layout(layout: str, **given: Any) -> None:

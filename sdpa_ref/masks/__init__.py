@@ -7,6 +7,7 @@
 from sdpa_ref.masks import documents, rules
 from sdpa_ref.masks.algebra import RULES, All, BooleanArray, Mask, as_mask, joined, leaves
 from sdpa_ref.masks.band import FAR, Band
+from sdpa_ref.masks.block import Block, once, spans
 from sdpa_ref.masks.documents import *  # noqa: F403  # the masks, which those files list
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Intervals
@@ -19,6 +20,7 @@ __all__ = [
     "RULES",
     "All",
     "Band",
+    "Block",
     "BooleanArray",
     "Grid",
     "Intervals",
@@ -28,8 +30,10 @@ __all__ = [
     "joined",
     "leaves",
     "normal",
+    "once",
     "place_queries",
     "placed_keys",
+    "spans",
     "valid_keys",
 ]
 __all__ += documents.__all__

@@ -12,9 +12,10 @@ from sdpa_ref.arrays import as_array, kind
 from sdpa_ref.frozen import Frozen
 from sdpa_ref.masks import looking
 from sdpa_ref.masks.band import Band
+from sdpa_ref.masks.block import Block
 from sdpa_ref.masks.checks import check_broadcast, count
 from sdpa_ref.masks.grid import Grid
-from sdpa_ref.masks.intervals import Rows, complement, intersection
+from sdpa_ref.masks.intervals import Bound, Rows, complement, intersection
 
 _SHORT = 64  # keys up to which a boolean array stays one
 
@@ -179,6 +180,15 @@ class Mask(Frozen):
             keep = keep | ((j >= start[..., None]) & (j < stop[..., None]))
         return keep[..., None, :, :] if keep.ndim > 2 else keep
 
+    def _settled(self, grid: Grid) -> "Mask":
+        """Return the mask in a form of which `_within` takes parts: intervals where these can say it."""
+        rows = self._rows(grid)
+        return self if rows is None else Given(tuple(rows))
+
+    def _within(self, block: Block) -> "Mask":
+        """Return a settled mask of this block alone, whose first row and key are 0."""
+        raise AssertionError("a settled mask is intervals, an operator, or has a way of its own")
+
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         """Raise the error of a mask that does not fit these sizes."""
 
@@ -206,6 +216,13 @@ class _Operator(Mask):
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         for part in self.parts:
             part._check(batch, heads, L, S)
+
+    def _settled(self, grid: Grid) -> Mask:
+        rows = self._rows(grid)
+        return type(self)(tuple(p._settled(grid) for p in self.parts)) if rows is None else Given(tuple(rows))
+
+    def _within(self, block: Block) -> Mask:
+        return type(self)(tuple(part._within(block) for part in self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -272,6 +289,19 @@ class Not(_Operator):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Given(Mask):
+    """Intervals as they are: what any mask that is intervals becomes in a block."""
+
+    rows: tuple[tuple[Bound, Bound], ...]
+
+    def _rows(self, grid: Grid) -> Rows:
+        return list(self.rows)
+
+    def _within(self, block: Block) -> Mask:
+        return Given(tuple((block.bound(start), block.bound(stop)) for start, stop in self.rows))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class BooleanArray(Mask):
     """A boolean array, True where the query may attend, as it was given."""
 
@@ -293,7 +323,7 @@ class BooleanArray(Mask):
     def _rows(self, grid: Grid) -> Rows | None:
         if self.array.ndim < 1 or self.per_row or grid.S == 0:
             return None
-        if kind(self.array) == "cupy":  # reading it would wait for the device
+        if kind(self.array) != "numpy":  # reading it would wait for the device, or compute it
             return None
         if self.array.ndim > 2 and self.array.shape[-3] != 1:
             return None
@@ -310,6 +340,9 @@ class BooleanArray(Mask):
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return self.array[..., i0:i1, :] if self.per_row else self.array
 
+    def _within(self, block: Block) -> Mask:
+        return BooleanArray(block.scores(self.array))
+
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         check_broadcast("mask", self.array.shape, batch, heads, L, S)
 
@@ -321,6 +354,8 @@ def as_mask(value: Any) -> Mask:
     """Return a mask object; a TypeError says whether ``bias=`` or ``mask=`` was probably meant."""
     if isinstance(value, Mask):
         return value
+    if type(value) is np.ndarray and value.dtype.char == "?":
+        return BooleanArray(value)
     if isinstance(value, type) and issubclass(value, Mask):
         raise TypeError(f"mask must be a mask object, got the class {value.__name__}: write {value.__name__}(...)")
     if isinstance(value, str):

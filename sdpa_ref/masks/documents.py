@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sdpa_ref.masks.algebra import Mask, rule
+from sdpa_ref.masks.algebra import AnyOf, BooleanArray, Given, Mask, rule
+from sdpa_ref.masks.block import Block
 from sdpa_ref.masks.checks import broadcasts, integers, last_axis, lengths, put
 from sdpa_ref.masks.grid import Grid
 from sdpa_ref.masks.intervals import Bound, Rows
@@ -63,6 +65,10 @@ class Segments(Mask):
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
+
+    def _within(self, block: Block) -> Mask:
+        (i0, i1), (j0, j1) = block.rows, block.keys
+        return Segments(block.entries(self.q_ids[..., i0:i1], 1), block.entries(self.k_ids[..., j0:j1], 1))
 
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         for name, ids, size in (("q_ids", self.q_ids, L), ("k_ids", self.k_ids, S)):
@@ -181,6 +187,11 @@ class Tree(Mask):
             )
         put(self, "parents", parents)
 
+    def _settled(self, grid: Grid) -> Mask:
+        past = np.maximum(np.asarray(grid.S if grid.lengths is None else grid.lengths) - grid.L, 0)
+        nodes = self._pairs(grid._replace(S=grid.L, lengths=None), 0, grid.L)
+        return AnyOf((Given(((np.zeros(1, np.int64), past[..., None]),)), Nodes(nodes, past)))
+
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
         past = np.maximum(np.asarray(grid.S if grid.lengths is None else grid.lengths) - grid.L, 0)
         lead = np.broadcast_shapes(past.shape, self.parents.shape[:-1])
@@ -201,3 +212,23 @@ class Tree(Mask):
 
     def _axes(self) -> tuple[tuple[int, ...], int]:
         return self.parents.shape[:-1], 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Nodes(Mask):
+    """What nodes of a tree see of one another, ``(..., 1, L, L)``, where the first of them is key `past`."""
+
+    seen: Any
+    past: Any
+
+    def _within(self, block: Block) -> Mask:
+        (i0, i1), (j0, j1) = block.rows, block.keys
+        seen, past = block.entries(self.seen, 3)[..., i0:i1, :], block.entries(np.asarray(self.past), 0)
+        nodes = np.arange(j0, j1) - past[..., None]
+        inside = (nodes >= 0) & (nodes < seen.shape[-1])
+        if not inside.any():
+            return Given(())
+        lead = np.broadcast_shapes(seen.shape[:-3], nodes.shape[:-1])
+        nodes = np.broadcast_to(np.where(inside, nodes, 0), (*lead, j1 - j0))[..., None, None, :]
+        seen = np.take_along_axis(np.broadcast_to(seen, (*lead, *seen.shape[-3:])), nodes, -1)
+        return BooleanArray(seen & inside[..., None, None, :])

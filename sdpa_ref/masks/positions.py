@@ -168,8 +168,11 @@ def _number(query_offset: Any, batch: tuple[int, ...]) -> Number:
     if type(query_offset) is int and abs(query_offset) <= _FAR:
         return query_offset
     offset = as_array("query_offset", query_offset) if not isinstance(query_offset, int) else np.array(query_offset)
-    if kind(offset) == "cupy":
-        raise TypeError("query_offset is read by the host, and is a cupy array: pass query_offset.get()")
+    if kind(offset) != "numpy":
+        remedy = "get" if kind(offset) == "cupy" else "compute"
+        raise TypeError(
+            f"query_offset is read by the host, and is a {kind(offset)} array: pass query_offset.{remedy}()"
+        )
     if offset.dtype == object:
         offset = np.array(np.iinfo(np.int64).max)  # beyond int64, and so beyond what is allowed
     if offset.dtype.kind not in "iu":

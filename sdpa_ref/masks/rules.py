@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sdpa_ref.arrays import as_array
 from sdpa_ref.masks.algebra import Mask, rule
 from sdpa_ref.masks.band import FAR, Band
+from sdpa_ref.masks.block import Block
 from sdpa_ref.masks.checks import broadcasts, count, extremes, fits, lengths, put
 from sdpa_ref.masks.grid import Grid
 
@@ -293,6 +294,9 @@ class MaskFunction(Mask):
         b = np.arange(math.prod(grid.batch)).reshape(*grid.batch, 1, 1, 1)
         return self._kept(b, np.arange(grid.heads)[:, None, None], np.arange(i0, i1)[:, None], np.arange(grid.S))
 
+    def _within(self, block: Block) -> Mask:
+        return MaskFunction(partial(_shifted, self.f, block.first))
+
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         if 0 not in (*batch, heads, L, S):
             self._kept(*np.zeros((4, 1, 1, 1, 1), np.int64))  # what it returns shows before any work
@@ -303,3 +307,8 @@ class MaskFunction(Mask):
             raise TypeError(f"mask: the function of MaskFunction must return booleans, got {kept.dtype}")
         broadcasts("the result of MaskFunction", kept.shape, np.broadcast_shapes(*(np.shape(x) for x in indices)))
         return kept
+
+
+def _shifted(f: Callable[..., Any], first: tuple[int, ...], *indices: Any) -> Any:
+    """Return what a function of indices says in a block whose first ones these are."""
+    return f(*(index + start for index, start in zip(indices, first, strict=True)))

@@ -142,7 +142,7 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
     error = np.minimum(error, _ANYTHING)
     sink_error = np.where(sink > -np.inf, u * (3 * abs(sink) + 3 * abs(sink - m) + 4) + inexact, 0)
     floor = (share * np.exp(-error)).sum(-1, keepdims=True) + sink_share * np.exp(-sink_error)
-    factor = 1.0 if p.dropout is None else p.dropout.factor * p.dropout.keep(seen.shape, first_row=p.first_row)
+    factor = 1.0 if p.dropout is None else p.dropout.factor * p.kept_by_dropout()
     return Softmax(
         seen=seen,
         share=share,

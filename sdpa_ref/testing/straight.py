@@ -35,7 +35,7 @@ def straight(p: Problem, keep: Array, acc: Any) -> Result:
             z = z + np.exp(p.sink.astype(acc)[:, None, None] - m)
         weights = np.where(keep, e / np.where(z == 0, acc.type(1), z), acc.type(0))
         if p.dropout is not None:
-            kept = p.dropout.keep(weights.shape, first_row=p.first_row)
+            kept = p.kept_by_dropout()
             weights = np.where(kept, weights * acc.type(p.dropout.factor), acc.type(0))
         output = None
         if p.value is not None:

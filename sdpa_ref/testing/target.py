@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any
 
 import sdpa_ref
-from sdpa_ref.testing import device
+from sdpa_ref.testing import chunks, device
 from sdpa_ref.testing.capabilities import Capabilities
 
 ADAPTERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "adapters").glob("[!_]*.py")))
@@ -174,6 +174,8 @@ def _of_backend(name: str) -> Target:
         return _triple(a[2] + b[2])
 
     about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
+    if backend.ARRAYS == "dask":
+        return _of_chunks(name, about)
     if backend.ARRAYS != "numpy":
         return Target(
             name=name,
@@ -194,6 +196,19 @@ def _of_backend(name: str) -> Target:
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,
         merge=merge,
         about=about,
+    )
+
+
+def _of_chunks(name: str, about: str) -> Target:
+    return Target(
+        name=name,
+        forward=chunks.over(sdpa_ref.sdpa, name),
+        capabilities=Capabilities.everything(paged=False, quantized=False),
+        state=chunks.over(sdpa_ref.sdpa_state, name),
+        weights=chunks.over(sdpa_ref.sdpa_weights, name),
+        vjp=chunks.over(sdpa_ref.sdpa_vjp, name),
+        merge=lambda a, b: _triple(a[2] + b[2]),
+        about=f"{about}; cases are cut into chunks",
     )
 
 

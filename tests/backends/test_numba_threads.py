@@ -1,5 +1,6 @@
 """The thread pool of the Numba backend: every task once, whoever calls, forks, raises or interrupts."""
 
+import ctypes
 import gc
 import os
 import re
@@ -15,11 +16,14 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
+from sdpa_numba.runtime.pool import ASLEEP, BOX
 from sdpa_numba.runtime.tasks import next_task
-from sdpa_numba.runtime.threads import get_num_threads, set_num_threads
+from sdpa_numba.runtime.threads import POOL, get_num_threads, set_num_threads
 from sdpa_numba.vector.atomic import add, look
 from sdpa_numba.vector.simd import allocate, release
 from thread_work import helper_joins, kernel, number, numbers, python, run
+
+import sdpa_ref
 
 
 @kernel
@@ -72,6 +76,19 @@ def test_a_helper_works_at_the_same_time():
     helper_joins()
     time.sleep(0.05)  # by now it sleeps
     helper_joins()
+
+
+def test_a_small_call_wakes_no_helper_unless_calls_follow_closely():
+    helper_joins()
+    helper = (ctypes.c_int64 * 1).from_address(POOL.address + BOX)  # its state
+    x = np.ones((1, 8, 16, 64), np.float32)
+    for _ in range(1000):
+        if helper[0] == ASLEEP:
+            break
+        time.sleep(0.01)
+    sdpa_ref.sdpa(x, x, x, backend="numba")
+    assert helper[0] == ASLEEP
+    assert any(sdpa_ref.sdpa(x, x, x, backend="numba") is not None and helper[0] != ASLEEP for _ in range(100_000))
 
 
 def test_a_caller_does_not_wait_for_a_busy_helper():

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import strict_cupy
+from sdpa_cupy.plan import Launch
 
 import sdpa_ref as sr
 
@@ -33,3 +34,19 @@ def launches(monkeypatch):
     found = []
     monkeypatch.setattr(strict_cupy.Kernel, "launch", lambda kernel, *launch: found.append(launch), raising=False)
     return found
+
+
+@pytest.fixture
+def by_fibers(monkeypatch):
+    """Let the emulation in this package run what is launched on the stand-in for CuPy."""
+    fibers = pytest.importorskip("sdpa_cupy.launch.fibers")
+    if fibers.unavailable():
+        pytest.skip(fibers.unavailable())
+
+    def run(kernel, name, source, defines, grid, block, parameters, shared):
+        emulated = fibers.Fibers(arch=80)
+        for array in list(strict_cupy.live.values()):
+            emulated.address(array.host)
+        emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
+
+    monkeypatch.setattr(strict_cupy.Kernel, "launch", run, raising=False)

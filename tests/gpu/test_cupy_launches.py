@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sdpa_cupy
 import strict_cupy
-from sdpa_cupy.plan import PARAMETERS, Launch, _plan, make_plan
+from sdpa_cupy.plan import PARAMETERS, _kernels, make_plan
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
@@ -58,18 +58,22 @@ def test_small_numbers_are_moved_once_for_a_stream(machine, launches):
     assert len(moves) == 2 * once + 1
 
 
-def test_plans_are_remembered_by_all_that_they_depend_on():
-    def planned(arch=80, want=frozenset({"output"}), **options):
-        return make_plan(problem_of(*qkv(), **options), want, arch)
+def test_kernels_are_remembered_by_all_that_they_depend_on_and_never_by_a_length():
+    def planned(arch=80, want=frozenset({"output"}), L=300, S=700, dtype=np.float16, **options):
+        return make_plan(problem_of(*qkv(L=L, S=S, dtype=dtype), **options), want, arch)
 
-    assert planned(mask=sr.Causal(), query_offset=1) is planned()  # which rows see which keys is a number of the call
     every = [
-        planned(), planned(arch=90), planned(want=frozenset({"output", "lse"})), planned(scale=2.0),
-        planned(softcap=2.0), planned(dropout=sr.Dropout(0.5, 1)), planned(mask=np.ones((5, 7), bool)),
-        planned(bias=np.zeros((5, 7))), planned(bias=np.zeros((5, 7), np.float32)),
+        planned(), planned(arch=75), planned(want=frozenset({"output", "weights"})), planned(softcap=2.0),
+        planned(L=1, S=400), planned(L=1), planned(dtype=np.float64),
     ]  # fmt: skip
-    assert len({id(plan) for plan in every}) == len(every)
-    assert _plan.cache_info().maxsize is not None
+    assert len({tuple(each._replace(grid=()) for each in plan.launches) for plan in every}) == len(every)
+    known = _kernels.cache_info()
+    for n in range(100, 400):  # lengths and numbers of the call
+        planned(L=n, S=n, mask=sr.Causal())
+        planned(L=n, S=2 * n, scale=1 / n)
+        planned(L=1, S=600 + n)
+    assert _kernels.cache_info().misses == known.misses
+    assert known.maxsize is not None
 
 
 # ---- graphs
@@ -117,19 +121,8 @@ def test_what_is_more_than_launches_cannot_be_captured(machine, options, reason)
 # ---- the kernels, by fibers, and on a device
 
 
-def test_kernels_on_the_stand_in(machine, monkeypatch):
-    fibers = pytest.importorskip("sdpa_cupy.launch.fibers")
-    if fibers.unavailable():
-        pytest.skip(fibers.unavailable())
+def test_kernels_on_the_stand_in(machine, by_fibers):
     machine()
-
-    def run(kernel, name, source, defines, grid, block, parameters, shared):
-        emulated = fibers.Fibers(arch=80)
-        for array in list(strict_cupy.live.values()):
-            emulated.address(array.host)
-        emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
-
-    monkeypatch.setattr(strict_cupy.Kernel, "launch", run, raising=False)
     arrays, rule = qkv(L=3, S=600, batch=(), dtype=np.float16), sr.Segments(np.arange(3) % 2, np.arange(600) % 2)
     output = sr.sdpa(*device.moved(arrays), mask=rule).get()
     assert_close(output, *arrays, mask=rule)

@@ -141,7 +141,6 @@ def test_how_arrays_lie_is_no_part_of_a_remembered_plan():
     wide = np.zeros((2, 7, 128), np.float16)
     first, second = (problem_of(view, view, view) for view in (wide[..., :64], wide[..., 1:65]))
     assert (define(make_plan(first, OUTPUT, 80), "VECTOR"), define(make_plan(second, OUTPUT, 80), "VECTOR")) == (1, 0)
-    assert make_plan(first, OUTPUT, 80) is make_plan(first, OUTPUT, 80)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +210,20 @@ def test_the_block_says_where_every_element_lies():
     assert p["lse"]["data"] == p["weights"]["data"] == p["dense"]["data"] == 0
 
 
+def member(name):
+    """Return what the kernels call a field of the parameter block."""
+    side, _, rest = name.partition("_")
+    if side not in ("key", "value"):
+        return name
+    if name in VIEWS:
+        return f"{side}.{rest or 'numbers'}"
+    part, _, number = rest.partition("_")
+    return f"{side}_storage.{part}.{number}" if number else f"{side}_storage.{rest}"
+
+
 @needs_compiler
 def test_the_block_is_the_struct_of_the_kernels(tmp_path):
-    fields = [(name, PARAMETERS.fields[name][1]) for name in PARAMETERS.names]
+    fields = [(member(name), PARAMETERS.fields[name][1]) for name in PARAMETERS.names]
     fields += [(f"query.{name}", offset) for name, (_, offset) in PARAMETERS["query"].fields.items()]
     checks = [f'static_assert(offsetof(Parameters, {name}) == {offset}, "{name}");' for name, offset in fields]
     checks.append(f'static_assert(sizeof(Parameters) == {PARAMETERS.itemsize}, "size");')

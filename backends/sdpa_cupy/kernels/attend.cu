@@ -2,7 +2,7 @@
 //
 // Specialised by ELEMENT (0 half, 1 bfloat, 2 float), WIDTH and VALUE_WIDTH (E and Ev in whole steps of 16), KEYS (of a
 // tile), WARPS, ROW_TILES (of 16 rows, a warp), GENERAL (whether scores need more than their scale), VECTOR (whether
-// rows are read 16 bytes at a time), TURING.
+// rows are read 16 bytes at a time), STORED (0 or 1, see stored.h), TURING.
 constexpr int ROWS = 16 * ROW_TILES * WARPS;
 
 #include "products.h"
@@ -81,12 +81,16 @@ KERNEL(attend, 32 * WARPS) {
     char* own_queries = queries + number * WARP_ROWS * pitch(WIDTH);
 
     auto load_keys = [&](int j) {
-        auto row = [&](int r) { return j + r < task.last ? task.key + (j + r) * p.key.row : nullptr; };
-        load_tile<KEYS, WIDTH>(keys, row, p.key.column, (int)p.E);
+        auto row = [&](int r) {
+            return j + r < task.last ? row_at(p.key, p.key_storage, task.key, j + r) : nullptr;
+        };
+        load_tile<KEYS, WIDTH>(keys, row, p.key.numbers.column, (int)p.E);
     };
     auto load_values = [&](int j) {
-        auto row = [&](int r) { return j + r < task.last ? task.value + (j + r) * p.value.row : nullptr; };
-        load_tile<KEYS, VALUE_WIDTH>(values, row, p.value.column, (int)p.Ev);
+        auto row = [&](int r) {
+            return j + r < task.last ? row_at(p.value, p.value_storage, task.value, j + r) : nullptr;
+        };
+        load_tile<KEYS, VALUE_WIDTH>(values, row, p.value.numbers.column, (int)p.Ev);
     };
     auto query_row = [&](int r) {
         const Row& row = table.rows[r];

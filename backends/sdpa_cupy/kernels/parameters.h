@@ -9,8 +9,23 @@ struct View {  // an array that broadcasts to (*batch, heads, rows, columns); st
     i64 batch[AXES], head, row, column;
 };
 
+struct Source {  // keys or values, see stored.h: a dense array, or pages and codes
+    View numbers;        // heads Hkv, rows S or those of a page, columns E or Ev
+    View table;          // int64 (*batch, pages of an item)
+    View scale, offset;  // of codes
+};
+struct Serving {  // scale or offset: type, bytes from page to page, how many pages, keys and columns one number serves
+    i64 type, leap, pages, keys, columns;
+};
+struct Storage {
+    i64 page, leap, type, zero;  // keys of a page, bytes from page to page; type of the codes, and which of them is 0
+    Serving scale, offset;
+};
+
 struct Parameters {
-    View query, key, value, out;         // heads Hq, Hkv, Hkv, Hq; rows L, S, S, L; columns E, E, Ev, Ev
+    View query;                          // heads Hq, rows L, columns E
+    Source key, value;
+    View out;                            // heads Hq, rows L, columns Ev
     View lse, weights, m, z;             // (*batch, Hq, L), but for weights (*batch, Hq, L, S); see states.h
     View prefix, start, stop, position;  // int64 (*batch, L)
     View dense, bias;                    // bool and float (*batch, Hq, L, S)
@@ -25,6 +40,7 @@ struct Parameters {
     i64 threshold, seed_low, seed_high;    // of dropout; threshold 0 without
     double scale, softcap, dropout_factor;  // softcap 0 without, dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
+    Storage key_storage, value_storage;    // where they are not dense
 };
 
 // Returns the offset of batch item b.

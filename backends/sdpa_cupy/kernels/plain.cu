@@ -1,18 +1,18 @@
 // plain.cu: output and lse of 16 query rows without matrix units: for what attend.cu leaves, by type, device or width.
 //
 // A warp has 4 rows. For the scores a lane is a key, for the output it is a column of V. Specialised by ELEMENT and
-// VALUE_WIDTH (Ev in whole steps of 64); E is anything, as keys and values pass 64 columns at a time.
+// VALUE_WIDTH (Ev in whole steps of 64) and STORED; E is anything, as keys and values pass 64 columns at a time.
 constexpr int WARPS = 4, ROWS = 16, KEYS = 32, COLUMNS = 64, PITCH = COLUMNS + 1;
 
 #include "results.h"
 
 // Copies some columns of the next keys or values, with zeroes for what is not there and, where `clean`, for what is not
 // finite; returns whether there was such a number.
-DEVICE bool load_columns(Number* tile, const char* source, const View& view, int rows, int columns, bool clean) {
+template <class F> DEVICE bool load_columns(Number* tile, F number_of, int rows, int columns, bool clean) {
     bool found = false;
     for (int x = thread_x(); x < KEYS * COLUMNS; x += THREADS) {
         int r = x / COLUMNS, c = x % COLUMNS;
-        Number number = r < rows && c < columns ? load<Element>(source + r * view.row + c * view.column) : 0;
+        Number number = r < rows && c < columns ? number_of(r, c) : 0;
         bool bad = clean && !is_finite(number);
         tile[r * PITCH + c] = bad ? 0 : number;
         found |= bad;
@@ -50,7 +50,8 @@ KERNEL(attend_plainly, 32 * WARPS) {
         Number s[WARP_ROWS] = {};
         ROLLED for (int first = 0; first < E; first += COLUMNS) {
             barrier();  // no warp reads the tile any more
-            load_columns(tile, task.key + j * p.key.row + first * p.key.column, p.key, task.last - j, E - first, false);
+            auto number_of = [&](int r, int c) { return key_number(p, task.key, j + r, first + c); };
+            load_columns(tile, number_of, task.last - j, E - first, false);
             barrier();
             ROLLED for (int c = 0; c < least(COLUMNS, E - first); c++) {
                 Number k = tile[lane * PITCH + c];
@@ -72,9 +73,9 @@ KERNEL(attend_plainly, 32 * WARPS) {
             own_weights[r * KEYS + lane] = kept ? weight : 0;
         }
         UNROLL for (int first = 0; first < VALUE_WIDTH; first += COLUMNS) {
-            const char* source = task.value + j * p.value.row + first * p.value.column;
+            auto number_of = [&](int r, int c) { return value_number(p, task.value, j + r, first + c); };
             if (first > 0) barrier();
-            harmful |= load_columns(tile, source, p.value, task.last - j, Ev - first, !kept_whole(p, block, j));
+            harmful |= load_columns(tile, number_of, task.last - j, Ev - first, !kept_whole(p, block, j));
             barrier();
             ROLLED for (int x = 0; x < KEYS; x++) {
                 UNROLL for (int c = 0; c < COLUMNS / 32; c++) {

@@ -37,13 +37,13 @@ DEVICE void repair(const Parameters& p, const Table& table) {
     ROLLED for (int j = task.first; j < end_of_walk(table.span, task); j++) {
         if (kept_whole(p, table.span, j - j % KEYS)) continue;
         ROLLED for (int d = thread_x(); d < (int)p.Ev; d += THREADS) {
-            Number v = load<Element>(task.value + j * p.value.row + d * p.value.column);
+            Number v = value_number(p, task.value, j, d);
             if (is_finite(v)) continue;
             ROLLED for (int r = 0; r < ROWS; r++) {
                 const Row& row = table.rows[r];
                 if (!row.real || row.m == -infinity() || !keeps(p, row, j)) continue;
                 const char* query = task.query + row.h * p.query.head + row.i * p.query.row;
-                Number s = dot(p, query, task.key + j * p.key.row);
+                Number s = dot(p, query, task.key, j);
                 Number weight = power_of_2((adjusted(p, row, j, s) - row.m) * (Number)LOG2_E);
                 if (p.threshold && !keeps_weight(p, task.b, row, j)) weight = 0;
                 if (p.chunks > 1) {

@@ -1,6 +1,6 @@
 // rows.h: which query rows a block has, which keys they see, and the walk over the tiles of keys that some row sees.
 #pragma once
-#include "numbers.h"
+#include "stored.h"
 
 struct Row {
     int prefix, start, stop;  // sees keys [0, prefix) and [start, stop)
@@ -18,13 +18,14 @@ struct Span {  // over several rows
 };
 
 struct Task {  // of a block
-    const char *query, *key, *value;  // of its batch item and, for keys and values, its head
+    const char* query;  // of its batch item
+    Side key, value;    // of that and its key head
     u32 b;
     int head, tile, chunk;  // first head, number of the tile of rows and of the chunk of keys
     int first, last;        // the chunk has the keys [first, last)
 };
 
-static_assert(sizeof(Task) == 48 && sizeof(Span) == 24 && sizeof(Row) == 72, "TASK_, SPAN_ and ROW_BYTES of plan.py");
+static_assert(sizeof(Task) == 96 && sizeof(Span) == 24 && sizeof(Row) == 72, "TASK_, SPAN_ and ROW_BYTES of plan.py");
 
 DEVICE Task take_task(const Parameters& p) {
     Task task;
@@ -39,8 +40,8 @@ DEVICE Task take_task(const Parameters& p) {
     task.last = (int)(task.first + p.chunk < p.S ? task.first + p.chunk : p.S);
     i64 kv = task.head / (int)p.group;
     task.query = p.query.data + batch_offset(p, p.query, task.b);
-    task.key = p.key.data + batch_offset(p, p.key, task.b) + kv * p.key.head;
-    task.value = p.value.data + batch_offset(p, p.value, task.b) + kv * p.value.head;
+    task.key = side_of(p, p.key, task.b, kv);
+    task.value = side_of(p, p.value, task.b, kv);
     return task;
 }
 

@@ -35,11 +35,11 @@ DEVICE bool keeps_weight(const Parameters& p, u32 b, const Row& row, int j) {
     return philox((u32)j / 4, i, (u32)row.h, b, low, high, j % 4) >= (u32)p.threshold;
 }
 
-// Returns the product of a query and a key, read where they lie.
-DEVICE Number dot(const Parameters& p, const char* query, const char* key) {
+// Returns the product of a query and key j, read where they lie.
+DEVICE Number dot(const Parameters& p, const char* query, const Side& key, int j) {
     Number sum = 0;
     ROLLED for (int e = 0; e < (int)p.E; e++) {
-        sum = multiply_add(load<Element>(query + e * p.query.column), load<Element>(key + e * p.key.column), sum);
+        sum = multiply_add(load<Element>(query + e * p.query.column), key_number(p, key, j, e), sum);
     }
     return sum;
 }

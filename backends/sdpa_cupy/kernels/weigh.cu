@@ -13,8 +13,8 @@ KERNEL(weigh, 32 * WARPS) {
     u32 b = (u32)(index / p.L / p.Hq);
     Row row = make_row(p, b, h, (int)(index % p.L));
     const char* query = place(p, p.query, b, h, row.i);
-    const char* key = p.key.data + batch_offset(p, p.key, b) + h / (int)p.group * p.key.head;
-    auto score = [&](int j) { return adjusted(p, row, j, inside(row, j) ? dot(p, query, key + j * p.key.row) : 0); };
+    Side key = side_of(p, p.key, b, h / (int)p.group);
+    auto score = [&](int j) { return adjusted(p, row, j, inside(row, j) ? dot(p, query, key, j) : 0); };
     auto exponential = [&](Number x) { return power_of_2(x * (Number)LOG2_E); };
 
     Number m = -infinity(), z = 0;

@@ -9,6 +9,7 @@ from sdpa_cupy.plan import Launch, Plan, bound, fused, make_plan
 from sdpa_cupy.strips import in_strips, new_result
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.storage import Stored
 
 
 class Launcher(Protocol):
@@ -45,17 +46,34 @@ def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launc
     def by_arrays(strip: Problem, views: Result) -> None:
         arrays.attend(strip, views, xp)
 
-    if fused(problem._replace(blockwise=False), want, arch) is not None:
+    if not takes_kernels(problem, want, arch):
         return in_strips(problem, want, launcher.empty, by_arrays)
     if problem.blockwise:
         return in_strips(problem, want, launcher.empty, by_kernels)
     return attend(problem, want, make_plan(problem, want, arch), launcher)
 
 
+def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
+    """Return whether the fused kernels solve a problem, as a whole or in strips."""
+    return fused(problem._replace(blockwise=False), want, arch) is None
+
+
 def by_rows(problem: Problem) -> Problem:
-    """Return the problem with visible keys and, where ALiBi asks for them, positions as numbers a row."""
+    """Return the problem with visible keys and, where ALiBi asks for them, positions as numbers a row.
+
+    Tables of pages become what kernels read.
+    """
     positions = None if problem.slopes is None else problem.stands()
-    return problem._replace(visible=problem.intervals, positions=positions)
+    key, value = (_with_pages(part) if type(part) is Stored else part for part in (problem.key, problem.value))
+    return problem._replace(key=key, value=value, visible=problem.intervals, positions=positions)
+
+
+def _with_pages(part: Stored) -> Stored:
+    """Return stored keys or values with a table of pages that exist, int64: what nothing needs may name any page."""
+    if not isinstance(part.table, np.ndarray):
+        return part
+    table = part.table
+    return part._replace(table=np.where((table >= 0) & (table < len(part.numbers)), table, 0).astype(np.int64))
 
 
 def attend(

@@ -16,11 +16,12 @@ import cupy
 import numpy as np
 
 from sdpa_cupy.compile import compiled
-from sdpa_cupy.launch import by_rows
+from sdpa_cupy.launch import by_rows, takes_kernels
 from sdpa_cupy.launch import forward as launched
 from sdpa_cupy.plan import Launch, fused
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.masks import Intervals
+from sdpa_ref.storage import Stored
 
 _COLD = "make this call once on this stream before it is captured: {} not on the device yet"
 _captured: list[Any] = []  # what graphs read and write
@@ -82,7 +83,7 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     reason = _uncapturable(problem, want, launcher.arch) if captured else None
     if reason is not None:
         raise RuntimeError(f"this call cannot be captured: {reason}")
-    problem = on_device(problem)
+    problem = on_device(problem, takes_kernels(problem, want, launcher.arch))
     result = launched(problem, want, launcher.arch, launcher, cupy)
     if captured:
         _captured.append((problem, result))
@@ -108,10 +109,19 @@ def _uncapturable(problem: Problem, want: frozenset[str], arch: int) -> str | No
     return fused(problem, want, arch)
 
 
-def on_device(problem: Problem) -> Problem:
-    """Return the problem with what the host has made of mask, positions, slopes and sink in the device's memory."""
+def on_device(problem: Problem, tables: bool = True) -> Problem:
+    """Return the problem with what the host has made of mask, positions, slopes and sink in the device's memory.
+
+    So are the tables of pages, where kernels read them.
+    """
     problem = by_rows(problem)
+    key, value = (
+        part._replace(table=_moved(part.table)) if tables and type(part) is Stored else part
+        for part in (problem.key, problem.value)
+    )
     return problem._replace(
+        key=key,
+        value=value,
         visible=None if problem.visible is None else Intervals(*map(_moved, problem.visible)),
         positions=_moved(problem.positions),
         key_positions=_moved(problem.key_positions),

@@ -15,7 +15,8 @@ def keeper(lanes):
     def keep_bits(p, b, h, i, quad):
         low, half = splat(0xFFFFFFFF), splat(32)
         first, second = splat(0xD2511F53), splat(0xCD9E8D57)
-        c0, c1, c2, c3 = splat(quad) & low, (load(i) + splat(p.first_row)) & low, load(h) & low, splat(b) & low
+        c0, c1 = splat(quad + p.first_key // 4) & low, (load(i) + splat(p.first_row)) & low
+        c2, c3 = (load(h) + splat(p.first_head)) & low, splat(b + p.first_entry) & low
         k0, k1 = p.seed_low, p.seed_high
         for _ in range(10):
             x, y = first * c0, second * c2

@@ -127,7 +127,7 @@ def states(dtype, sizes):
     widest = sizes.tile_vectors * sizes.lanes
     nothing, vector, store, splat = number(-np.inf), lanes * size, storer(acc), splatter(acc, lanes)
     store_int64 = storer("int64")
-    place_queries = tiles.queries_packer(dtype, sizes)
+    place_queries, read_sums = tiles.queries_packer(dtype, sizes), tiles.sums_reader(sizes)
 
     @part
     def tile_bytes(p):
@@ -149,7 +149,7 @@ def states(dtype, sizes):
         fresh = state + tile_bytes(p) - 64
         rows = rows_at(fresh - 8 * FIELDS * widest, widest)
         count = min(first_row(p, index + 1), p.fold * p.L) - first_row(p, index)
-        whole = 3 if p.S > chunk else 1
+        whole = 3 if p.S > chunk or p.sums else 1
         sums = state + (5 + p.E) * step
         return Tile(
             rows, count, (count + lanes - 1) // lanes, state + 5 * step, state, state + step, state + 2 * step, sums,
@@ -172,7 +172,9 @@ def states(dtype, sizes):
         place(tile.rows, tile.vectors * lanes, b, head, first, first + tile.filled - 1, p, a)
         place_queries(p, a, b, tile)
         clear(tile, tile.m, tile.z)
-        if p.S > chunk:
+        if p.sums:
+            read_sums(p, a, b, tile)
+        elif p.S > chunk:
             clear(tile, tile.whole_m, tile.whole_z)
             for to in range(tile.whole_sums, tile.whole_sums + p.Ev * tile.vectors * vector, vector):
                 store(to, splat(number(0)))
@@ -269,7 +271,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
                             pack_block(p, a, b, kv, j0, own, room)
                             keys = packed_block(p, own)
                         pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh)
-                    if p.S > chunk and not weigh:
+                    if (p.S > chunk or p.sums) and not weigh:
                         for index in range(first, last):
                             tile = tile_at(p, states, index, first)
                             if load_int64(tile.fresh):

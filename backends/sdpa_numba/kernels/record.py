@@ -14,7 +14,8 @@ from sdpa_numba.vector.simd import allocate, load_int64, record_reader, storer, 
 
 from .views import batch, size
 
-SMALL = 2**19  # multiplications that take less time than to share them
+SMALL = 2**17  # multiplications that take less time than to share them
+MIDDLE = 2**19  # multiplications that take less time than to wake a helper
 STRIP = 8  # tiles, at most, that share a pass over the keys
 FAR = 2**41  # as in the bands of masks: no limit
 ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known
@@ -52,6 +53,7 @@ class Arrays(NamedTuple):
     positions: int
     key_positions: int
     sink: int
+    sums: int
 
 
 class Bounds(NamedTuple):
@@ -102,7 +104,8 @@ class Source(NamedTuple):
 OPTIONS = (
     "visible",  # how the visible keys are known
     "entries",  # which of the band's numbers differ between batch entries, a bit for each
-    "bias_code", "bias_drops", "first_row", "dropout_threshold", "seed_low", "seed_high",
+    "bias_code", "bias_drops", "first_row", "first_key", "first_head", "first_entry", "dropout_threshold", "seed_low",
+    "seed_high",
 )  # fmt: skip
 BAND_NUMBERS = tuple(f"band_{name}" for name in Bounds._fields)  # or addresses of arrays that broadcast to the batch
 SHAPE = ("B", "Hq", "Hkv", "L", "S", "E", "Ev", "group")  # as in the problem
@@ -152,11 +155,20 @@ def shape_up(p):
 
 
 @part
+def most_seen(p):
+    """Return how many keys a row sees at most, as far as numbers that all batch entries share say so."""
+    if p.visible != BAND or p.entries != 0 or p.band_floor != 0:
+        return p.S
+    return min(p.S, p.band_first + min(p.band_left + p.band_right + 1, p.band_chunk))
+
+
+@part
 def share(call, p, tasks, shared):
     """Decide how many helpers to invite, and allocate what the tasks share: counters of each key head, and the rest."""
-    work = (p.Hq * p.L + p.Hkv) * p.B * p.S * (p.E + p.Ev)
+    seen = most_seen(p)
+    work = (p.Hq * p.L * seen + p.Hkv * min(p.S, seen + p.L)) * p.B * (p.E + p.Ev)
     helpers = 0 if work <= SMALL else min(load_int64(call + HELPERS), tasks - 1)
-    _store(call + HELPERS, np.int64(helpers))
+    _store(call + HELPERS, np.int64(helpers if work > MIDDLE else -helpers))
     if shared == 0:
         return
     p.counters = (8 * p.B * p.Hkv + 63) & -64

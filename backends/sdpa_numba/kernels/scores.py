@@ -123,7 +123,8 @@ def adjuster(sizes, score_mod):
                 for x in range(count):
                     for r in range(n):
                         to = here + x * across + r * size
-                        score = score_mod(load_one(to), b, at(rows.h, r), at(rows.i, r) + p.first_row, j + x)
+                        h, i = at(rows.h, r) + p.first_head, at(rows.i, r) + p.first_row
+                        score = score_mod(load_one(to), b + p.first_entry, h, i, j + x + p.first_key)
                         store(to, number(score))
                 if a.bias:
                     drop(here, slab, end, nothing)

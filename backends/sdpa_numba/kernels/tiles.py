@@ -111,6 +111,25 @@ def queries_packer(dtype, sizes):
     return place_queries
 
 
+@cache
+def sums_reader(sizes):
+    """Return ``read_sums``."""
+    size, load, store = itemsize(sizes.acc), loader(sizes.acc, sizes.acc), storer(sizes.acc)
+
+    @part
+    def read_sums(p, a, b, tile):
+        """Begin a tile with what keys before these have made of its rows; a missing row repeats the last one."""
+        across = tile.vectors * sizes.lanes * size
+        for r in range(tile.vectors * sizes.lanes):
+            row = (b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)
+            store(tile.whole_m + r * size, load(data(a.m) + row * size))
+            store(tile.whole_z + r * size, load(data(a.z) + row * size))
+            for d in range(p.Ev):
+                store(tile.whole_sums + d * across + r * size, load(data(a.sums) + (row * p.Ev + d) * size))
+
+    return read_sums
+
+
 class Blocks(NamedTuple):
     """What a tile makes of a block of keys: an update of its state, or its weights."""
 
@@ -225,9 +244,23 @@ def rows_writer(dtype, sizes):
     _, turn_out = transposing(acc, dtype, acc, lanes)
 
     @part
+    def write_sums(p, a, b, tile):
+        """Write the state of a tile as it is, for more keys to be added."""
+        across = tile.vectors * vector
+        for r in range(tile.filled):
+            row = (b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)
+            store(data(a.m) + row * size, load_one(tile.whole_m + r * size))
+            store(data(a.z) + row * size, load_one(tile.whole_z + r * size))
+            for d in range(p.Ev):
+                store(data(a.sums) + (row * p.Ev + d) * size, load_one(tile.whole_sums + d * across + r * size))
+
+    @part
     def write_rows(p, a, b, tile):
         """Write the output and lse of a tile; its `factor` becomes what the weights are multiplied by."""
         across, zero = tile.vectors * vector, splat(number(0))
+        if p.sums and a.out == 0:
+            write_sums(p, a, b, tile)
+            return
         for v in range(0, across, vector):
             z = load(tile.whole_z + v)
             store(tile.factor + v, select(z == zero, zero, splat(one) / z))

@@ -38,7 +38,7 @@ from .call import (
     STATE,
     STOP,
 )
-from .processor import IEEE, float_state, set_float_state, ticks
+from .processor import IEEE, float_state, moment, set_float_state, ticks
 from .tasks import WORK, proceed
 
 MOST = 1024  # helpers
@@ -46,9 +46,10 @@ PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
 SPIN = 500_000  # looks at a call that helpers have not left, before the caller gives way to other threads
 SHARE = 8  # of the time, polls take at most one part in so many, however long other threads keep the GIL
 
-# The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, and whether a fork has left this
-# memory without helpers. Then the boxes: a helper's state or the call that it is invited to, its bell, and its worker.
-SERVE, POLLS, MAIN, FORKED = 0, 8, 16, 24
+# The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, whether a fork has left this
+# memory without helpers, and when the last call has ended. Then the boxes: a helper's state or the call that it is
+# invited to, its bell, and its worker.
+SERVE, POLLS, MAIN, FORKED, ENDED = 0, 8, 16, 24, 32
 BELL, WORKER = 8, 16
 BOX = 128  # bytes, so that no two helpers share a cache line
 NOBODY, IDLE, ASLEEP, RUNNING = range(4)  # states; an address is more
@@ -122,15 +123,22 @@ def _hire(pool: int, box: int) -> bool:
 
 @jit
 def _invite(pool: int, call: int) -> None:
-    """Put a call into the boxes of helpers who have none."""
+    """Put a call into the boxes of helpers who have none.
+
+    For a number below 0 none is woken, unless calls follow one another so closely that the next ones gain from it.
+    """
     missing = load_int64(call + HELPERS)
+    awake = missing < 0 and ticks() - load_int64(pool + ENDED) >= moment()
+    missing = abs(missing)
     end = pool + BOX + min(missing, MOST) * BOX  # helpers are made up to here
     for box in range(pool + BOX, pool + BOX + MOST * BOX, BOX):
         state = look(box)
         if missing <= 0 or (state == NOBODY and box >= end):
             break
-        if state > ASLEEP:
+        if state > ASLEEP or (awake and state == ASLEEP):
             continue
+        if awake and state == NOBODY:
+            break
         add(call + BUSY, 1)
         if not replace(box, state, call):
             add(call + BUSY, -1)
@@ -197,7 +205,7 @@ def enter(call: int) -> int:
     if settle != 0 and invoke(settle, call):
         set_float_state(load_int64(call + STATE))
         return NO_MEMORY
-    if load_int64(call + HELPERS) > 0:
+    if load_int64(call + HELPERS) != 0:
         _invite(pool, call)
     if invoke(load_int64(call + KERNEL), worker):
         replace(call + STOP, GOES_ON, NO_MEMORY)
@@ -212,6 +220,7 @@ def enter(call: int) -> int:
             proceed(worker, WORK // 4)
     if load_int64(call + MEMORY) != 0:
         release(load_int64(call + MEMORY))
+    _store(pool + ENDED, ticks())
     set_float_state(load_int64(call + STATE))
     stop: int = look(call + STOP)
     _leave_if(stop == RAISED)

@@ -63,3 +63,16 @@ def ticks(_):
         return I64(0)
 
     return types.int64(), generate
+
+
+@intrinsic
+def moment(_):
+    """Return about 50 microseconds, in ticks; 0 where there are none."""
+
+    def generate(context, builder, signature, arguments):
+        if ARM:
+            frequency = builder.asm(ir.FunctionType(I64, []), "mrs $0, cntfrq_el0", "=r", [], side_effect=True)
+            return builder.lshr(frequency, I64(14))
+        return I64(2**17 if X86 else 0)  # at 2 to 5 ticks a nanosecond
+
+    return types.int64(), generate
