@@ -377,6 +377,7 @@ class Backend(Protocol):
         self, problem: Problem, grad_output: Array, grad_lse: Array | None, result: Result | None = None
     ) -> Gradients:
         """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
+
         It may be that of more keys, of which the problem has some: then its m and z make the weights.
 
         Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
@@ -385,6 +386,10 @@ class Backend(Protocol):
 
     def stages(self, problem: Problem) -> Any:
         """Return every stage of the formula."""
+        ...
+
+    def gelu(self, x: Array) -> Array:
+        """Return the exact GELU of an array whose numbers are computed in float32, in its type, as a new array."""
         ...
 
     def details(self) -> dict[str, str]:

@@ -9,9 +9,10 @@ import pytest
 import sdpa_ref
 from sdpa_ref.testing import assert_same_bits, assert_within, error_budget, golden, gradient_budget
 from sdpa_ref.testing.bounds import gamma, unit
-from sdpa_ref.testing.golden import collection, make
+from sdpa_ref.testing.golden import collection, make, stored
 
 CASES = golden.load()
+STORED = golden.load("stored")
 SAMPLE = list(collection.recipes())[::9]
 
 
@@ -43,6 +44,29 @@ def test_backend(backend, case):
     if "sink" not in options:
         lse = sdpa_ref.sdpa_state(*arrays, backend=backend, **options).lse
         within(lse, error_budget(*arrays, what="lse", **options), case.expected["lse"], "lse")
+
+
+@pytest.mark.parametrize("case", STORED.values(), ids=STORED)
+def test_stored_keys(backend, case):
+    arrays, options = (case.query, case.key, case.value), case.options
+    output = sdpa_ref.sdpa(*arrays, backend=backend, **options)
+    within(output, error_budget(*arrays, **options), case.expected["output"], "output")
+    state = sdpa_ref.sdpa_state(*arrays, backend=backend, **options)
+    within(state.lse, error_budget(*arrays, what="lse", **options), case.expected["lse"], "lse")
+    weights = sdpa_ref.sdpa_weights(case.query, case.key, backend=backend, **options)
+    if isinstance(case.key, sdpa_ref.Paged) or not isinstance(case.value, sdpa_ref.Paged):  # else its lengths are there
+        within(weights, error_budget(*arrays, what="weights", **options), case.expected["weights"], "weights")
+
+
+def test_every_kind_of_storage_is_among_them():
+    assert len(STORED) >= 40
+    sides = [side for case in STORED.values() for side in (case.key, case.value)]
+    pages = [side.pages for side in sides if isinstance(side, sdpa_ref.Paged)]
+    codes = [part for part in (*sides, *pages) if isinstance(part, sdpa_ref.Quantized)]
+    assert {str(part.codes.dtype) for part in codes} == {"int8", "uint8", "float8_e4m3fn", "float8_e5m2"}
+    assert {part.bits for part in codes} == {4, 8}
+    assert {part.offset is None for part in codes} == {True, False}
+    assert any("key_positions" in case.options for case in STORED.values())
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.grad_output is not None], ids=repr)
@@ -89,5 +113,14 @@ def test_made_again_they_have_the_same_bits(recipe):
     assert entry["about"] == case.about
     for name in ("query", "key", "value"):
         assert_same_bits(tensors[name], getattr(case, name))
+    for name, tensor in case.expected.items():
+        assert_same_bits(tensors[name], tensor)
+
+
+@pytest.mark.parametrize("recipe", list(stored.recipes())[::5], ids=lambda recipe: recipe.name)
+def test_stored_ones_made_again_have_the_same_bits(recipe):
+    tensors, entry = stored.made(recipe)
+    case = STORED[recipe.name]
+    assert entry["about"] == case.about
     for name, tensor in case.expected.items():
         assert_same_bits(tensors[name], tensor)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import sdpa_ref
 from sdpa_ref import gelu, gelu_derivative, silu, silu_derivative
 from sdpa_ref.testing import slope
 
@@ -19,6 +20,15 @@ FUNCTIONS = {
     ),
     "silu": (silu, silu_derivative, lambda x: x / (1 + math.exp(-x))),
 }
+
+
+@pytest.fixture(params=["reference", "numba"])
+def gelu_backend(request):
+    try:
+        sdpa_ref.load(request.param)
+    except sdpa_ref.BackendUnavailable as reason:
+        pytest.skip(str(reason))
+    return request.param
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -82,3 +92,41 @@ def test_errors():
     for function in (gelu, silu, gelu_derivative, silu_derivative):
         with pytest.raises(TypeError, match=r"x must be float16, .*, got int64"):
             function(np.ones(2, np.int64))
+
+
+def test_gelu_of_each_backend(gelu_backend):
+    """Within a few units of float32 wherever the result is an ordinary number; below all of these it may be 0."""
+    x = np.concatenate([np.linspace(-12.5, 13, 20001), np.linspace(-1e-3, 1e-3, 77), [0.0, 1e-30]]).astype(np.float32)
+    exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
+    far = 3e-5 if gelu_backend == "reference" else 2e-6
+    y = gelu(x, backend=gelu_backend)
+    np.testing.assert_allclose(y, exact, rtol=far)
+    np.testing.assert_allclose(y[x > -3], exact[x > -3], rtol=1e-6)
+    assert (abs(gelu(np.float32([-14, -1e30, -np.inf]), backend=gelu_backend)) <= [1e-39, 0, 0]).all()
+    assert gelu(np.float32(3), backend=gelu_backend).shape == ()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_gelu_does_not_depend_on_neighbours_threads_or_memory(gelu_backend, dtype):
+    x = (3 * np.random.default_rng(0).standard_normal((40, 1001))).astype(dtype)
+    whole = gelu(x, backend=gelu_backend)
+    for part in (np.s_[:1, :1], np.s_[7, 3:20], np.s_[::3, ::-2], np.s_[5:, 4]):
+        np.testing.assert_array_equal(gelu(x[part], backend=gelu_backend), whole[part])
+    np.testing.assert_array_equal(gelu(np.asfortranarray(x), backend=gelu_backend), whole)
+    if gelu_backend == "numba":
+        threads = sdpa_ref.get_num_threads()
+        try:
+            for n in (1, 2, 3):
+                sdpa_ref.set_num_threads(n)
+                np.testing.assert_array_equal(gelu(x, backend=gelu_backend), whole)
+        finally:
+            sdpa_ref.set_num_threads(threads)
+
+
+def test_gelu_names_its_backend():
+    x = np.ones(3, np.float32)
+    with pytest.raises(ValueError, match="unknown backend 'numpy'"):
+        gelu(x, backend="numpy")
+    with pytest.raises(NotImplementedError, match="backend 'loopback' has no GELU"):
+        gelu(x, backend="loopback")
+    np.testing.assert_array_equal(gelu(np.ones(3), backend="reference"), gelu(np.ones(3)))

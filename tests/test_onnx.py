@@ -1,64 +1,30 @@
-"""The node tests of ONNX's `Attention` operator (opsets 23 to 25), mapped onto our call by one function for all."""
+"""The node tests of ONNX's `Attention` (opsets 23 to 25), through its evaluator and the operator of docs/bridges.md."""
 
 import numpy as np
 import pytest
+from recipes import recipe
 
-from sdpa_ref import Causal, KeyLengths, Window, sdpa, sdpa_stages
 from sdpa_ref.testing import error_budget
+from sdpa_ref.testing.onnx_model import attention_model
 
 onnx = pytest.importorskip("onnx", minversion="1.22")
 # `collect_testcases` would import the tests of all operators, which takes seconds and warns.
 from onnx.backend.test.case import node  # noqa: E402
 from onnx.backend.test.case.node import attention  # noqa: E402, F401
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 CASES = {
     case.name.removeprefix("test_attention_"): case
     for case in node._NodeTestCases
     if case.name.startswith("test_attention_") and not case.name.endswith("_expanded")  # the same in smaller operators
 }
-STAGES = "scaled", "capped", "biased", "weights"  # by qk_matmul_output_mode; ONNX scales query and key first
 
 
-def our_call(inputs, *, is_causal=0, softcap=0.0, scale=None, left_window_size=-1, right_window_size=-1,
-             q_num_heads=None, kv_num_heads=None, qk_matmul_output_mode=0, softmax_precision=None):  # fmt: skip
-    """Return the arrays and keywords of `sdpa` for a node's inputs by name and its attributes.
-
-    Our softmax is at least as precise as any `softmax_precision` asks for.
-    """
-    q, k, v = inputs["Q"], inputs["K"], inputs["V"]
-    if q.ndim == 3:
-        heads = (q_num_heads, kv_num_heads, kv_num_heads)
-        q, k, v = (x.reshape(*x.shape[:2], n, -1).swapaxes(1, 2) for x, n in zip((q, k, v), heads, strict=True))
-    options, masks, offset = {"scale": scale, "softcap": softcap or None}, [], 0
-    if "past_key" in inputs:
-        offset = inputs["past_key"].shape[2]
-        k, v = (np.concatenate([inputs[past], x], 2) for past, x in (("past_key", k), ("past_value", v)))
-    if "nonpad_kv_seqlen" in inputs:
-        offset = "end"
-        masks.append(KeyLengths(inputs["nonpad_kv_seqlen"]))
-    if is_causal:
-        masks.append(Causal())
-    if max(left_window_size, right_window_size) >= 0:
-        masks.append(Window(*(None if size < 0 else size for size in (left_window_size, right_window_size))))
-    if "attn_mask" in inputs:
-        given = inputs["attn_mask"]
-        missing = [(0, 0)] * (given.ndim - 1) + [(0, k.shape[2] - given.shape[-1])]  # a short mask drops the last keys
-        if given.dtype == bool:
-            masks.append(np.pad(given, missing))
-        else:
-            options["bias"] = np.pad(given, missing, constant_values=-np.inf)
-    for mask in masks:
-        options["mask"] = options["mask"] & mask if "mask" in options else mask
-    return (q, k, v), options | {"query_offset": offset}
-
-
-def read(case):
-    """Return the node's inputs and expected outputs by name, and its attributes."""
-    (operator,), ((inputs, outputs),) = case.model.graph.node, case.data_sets
-    names = [name for name in operator.input if name]
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in operator.attribute}
-    given = dict(zip(names, inputs, strict=True))
-    return given, dict(zip(filter(None, operator.output), outputs, strict=True)), attributes
+def evaluated(model, inputs, backend="reference"):
+    """Return the outputs by name, with our operator."""
+    operator = type("Attention", (recipe("onnx").Attention,), {"options": {"backend": backend}})
+    evaluator = ReferenceEvaluator(model, new_ops=[operator])
+    return dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
 
 
 def test_all_opsets_are_there():
@@ -69,18 +35,36 @@ def test_all_opsets_are_there():
 
 @pytest.mark.parametrize("name", CASES)
 def test_node(backend, name):
-    inputs, expected, attributes = read(CASES[name])
-    arrays, options = our_call(inputs, **attributes)
-    output = sdpa(*arrays, backend=backend, **options)
-    if inputs["Q"].ndim == 3:
-        output = output.swapaxes(1, 2).reshape(expected["Y"].shape)
-    assert output.dtype == expected["Y"].dtype
+    case = CASES[name]
+    (operator,), ((inputs, outputs),) = case.model.graph.node, case.data_sets
+    given = dict(zip(filter(None, operator.input), inputs, strict=True))
+    expected = dict(zip(filter(None, operator.output), outputs, strict=True))
+    got = evaluated(case.model, given, backend)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in operator.attribute}
+    attributes.pop("qk_matmul_output_mode", None)
+    arrays, options = recipe("onnx").our_call(**given, **attributes)
     # The expected numbers are those of the straight formula in the inputs' type, with an error of its own.
-    close = {"rtol": CASES[name].rtol, "atol": CASES[name].atol + error_budget(*arrays, **options).empirical}
-    np.testing.assert_allclose(output.astype(np.float64), expected["Y"].astype(np.float64), **close)
-    for present, array in (("present_key", arrays[1]), ("present_value", arrays[2])):
-        if present in expected:
-            np.testing.assert_array_equal(array, expected[present])
-    if "qk_matmul_output" in expected and backend == "reference":
-        stage = getattr(sdpa_stages(*arrays, **options), STAGES[attributes.get("qk_matmul_output_mode", 0)])
-        np.testing.assert_allclose(stage, expected["qk_matmul_output"].astype(np.float64), **close)
+    close = {"rtol": case.rtol, "atol": case.atol + error_budget(*arrays, **options).empirical}
+    assert got.keys() == expected.keys()
+    for output, right in expected.items():
+        assert (got[output].dtype, got[output].shape) == (right.dtype, right.shape)
+        np.testing.assert_allclose(got[output].astype(np.float64), right.astype(np.float64), **close)
+
+
+def test_nodes_that_are_wrong_are_refused():
+    x = np.ones((1, 2, 3, 4), np.float32)
+    model, feeds = attention_model(x, x, x, opset=25, left_window_size=-2)
+    with pytest.raises(ValueError, match="Window"):
+        evaluated(model, feeds)
+    model, feeds = attention_model(x, x, x, lengths=np.array([4]), opset=24)
+    with pytest.raises(ValueError, match="KeyLengths"):
+        evaluated(model, feeds)
+
+
+def test_a_dropped_value_that_is_nan_is_not_read():
+    """In ONNX's own operator it is: 0 * NaN. The text says that what a boolean mask excludes takes no part."""
+    x = np.ones((1, 1, 2, 4), np.float32)
+    value = np.array([[[[1], [np.nan]]]], np.float32)
+    model, feeds = attention_model(x, x, value, mask=np.array([True, False]))
+    np.testing.assert_array_equal(evaluated(model, feeds)["Y"], [[[[1], [1]]]])
+    assert np.isnan(ReferenceEvaluator(model).run(None, feeds)[0]).all()

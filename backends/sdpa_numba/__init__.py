@@ -11,11 +11,11 @@ from .sums import add, finish
 from .warmup import details, warmup
 
 __all__ = [
-    "ARRAYS", "TASKS", "add", "details", "finish", "forward", "get_num_threads", "set_num_threads", "unavailable",
-    "unsupported", "vjp", "warmup",
+    "ARRAYS", "TASKS", "add", "details", "finish", "forward", "gelu", "get_num_threads", "set_num_threads",
+    "unavailable", "unsupported", "vjp", "warmup",
 ]  # fmt: skip
 
-ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "warmup", "threads", "add"})
+ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "warmup", "threads", "add"})
 
 
 def unavailable() -> str | None:
@@ -33,3 +33,10 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
     from .gradients import differentiate  # whoever does not train does not wait for it
 
     return differentiate(problem, grad_output, grad_lse, result)
+
+
+def gelu(x: Any) -> Any:
+    """Return the exact GELU of an array of float32 or a 16-bit type."""
+    from .activations import gelu as compiled  # likewise
+
+    return compiled(x)

@@ -64,7 +64,7 @@ def solve(
     if not only_output:
         lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
         m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
-        weights = np.zeros((*query.shape[:-1], key.shape[-2]), form.dtype) if "weights" in want else None
+        weights = np.zeros((*query.shape[:-1], problem.S), form.dtype) if "weights" in want else None
     if sums is not None:
         m, z = sums.m, sums.z
     results = _address(lse), _address(m), _address(z)

@@ -27,7 +27,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     OSError
         What would be compiled cannot be kept.
     """
-    from .kernels import backward, few_rows, many_rows
+    from .kernels import activations, backward, few_rows, many_rows
 
     kept = cache_info()
     if kept.reason is not None:
@@ -38,6 +38,8 @@ def warmup() -> dict[str, Callable[[], object]]:
         kernels[f"{dtype}, few rows"] = few_rows.kernel(dtype, sizes)
         kernels[f"{dtype}, plain"] = many_rows.kernel(dtype, sizes, False, None)
         kernels[f"{dtype}, general"] = many_rows.kernel(dtype, sizes, True, None)
+        if sizes.acc == "float32":
+            kernels[f"{dtype}, GELU"] = activations.kernel(dtype, sizes.lanes)
         if dtype == sizes.acc:  # gradients in half precision are computed in float32
             kernels[f"{dtype}, gradients"] = backward.kernel(sizes, False)
             kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)

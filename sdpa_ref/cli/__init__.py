@@ -19,7 +19,7 @@ from sdpa_ref.cli.errors import Failure, UsageError
 _CODES = """exit codes:
   0 done, 1 failed or nowhere to write, 2 called wrongly, 130 interrupted, 141 the reader of the output has gone"""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-COMMANDS = {name: f"sdpa_ref.cli.{name}" for name in ("check", "info", "mask", "warmup")}
+COMMANDS = {name: f"sdpa_ref.cli.{name}" for name in ("check", "info", "mask", "view", "warmup")}
 IN_CHECKOUTS = {
     "bench": "sdpa_ref.bench.command",
     "demo": "sdpa_ref.cli.demo",

@@ -1,6 +1,7 @@
 """Layers over `sdpa_ref.sdpa` that load what the PyTorch modules with the same attribute names save."""
 
 from sdpa_ref.layers.activations import gelu, gelu_derivative, silu, silu_derivative
+from sdpa_ref.layers.files import read_weights
 from sdpa_ref.layers.gradients import LayerGradients
 from sdpa_ref.layers.head import AttentionHead
 from sdpa_ref.layers.layer import Layer
@@ -31,6 +32,7 @@ __all__ = [
     "gelu",
     "gelu_derivative",
     "patchify",
+    "read_weights",
     "rotary",
     "rotary_vjp",
     "silu",

@@ -8,6 +8,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, accumulation_dtype, as_array, is_float, kind
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.registry import BackendUnavailable, load
 
 _BLOCK = 1 << 13  # numbers at a time, so that what lies between two steps of a formula stays in the processor's cache
 _FAR = 40.0  # beyond it the normal distribution is 0 and 1 in every type
@@ -36,7 +37,7 @@ _LARGE = (
 )  # fmt: skip
 
 
-def gelu(x: Any, approximate: str = "none") -> Array:
+def gelu(x: Any, approximate: str = "none", *, backend: str | None = None) -> Array:
     """Return the Gaussian error linear unit of each number: ``x * Phi(x)``, Phi being the normal distribution.
 
     Parameters
@@ -46,6 +47,9 @@ def gelu(x: Any, approximate: str = "none") -> Array:
     approximate : {"none", "tanh"}
         "tanh" is ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``, which GPT-2 and Gemma use. It differs
         from the exact one by up to 5e-4.
+    backend : str, optional
+        Whose kernel computes the exact one in float32 and 16-bit types: "numba", or "reference" for the formula of this
+        file in NumPy. By default the kernel where it is installed. All else is NumPy.
 
     Returns
     -------
@@ -56,7 +60,7 @@ def gelu(x: Any, approximate: str = "none") -> Array:
     -----
     Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016). NumPy has no error function: Phi comes from the rational
     approximations of Cody (1969), to full precision, also far out on the negative side. That takes about as long as ten
-    exponentials of the array, and "tanh" as long as three.
+    exponentials of the array, and "tanh" as long as three; the kernel takes as long as one.
 
     Examples
     --------
@@ -65,7 +69,12 @@ def gelu(x: Any, approximate: str = "none") -> Array:
     >>> gelu(np.array([-1.0, 0.0, 1.0, 2.0]), "tanh").round(4)
     array([-0.1588,  0.    ,  0.8412,  1.9546])
     """
-    return _each(_GELU[_checked(approximate)][0], x)
+    function, x = _GELU[_checked(approximate)][0], _floats(x)
+    if function is _gelu and kind(x) == "numpy" and accumulation_dtype(x.dtype.newbyteorder("=")) == np.float32:
+        compiled = _compiled(backend)
+        if compiled is not None:
+            return compiled(x)
+    return _each(function, x)
 
 
 def gelu_derivative(x: Any, approximate: str = "none") -> Array:
@@ -121,12 +130,32 @@ def silu_derivative(x: Any) -> Array:
     return _each(_silu_derivative, x)
 
 
-@ieee
-def _each(function: Callable[[Array], Array], x: Any) -> Array:
-    """Return the function of each number, block by block."""
+def _floats(x: Any) -> Array:
     x = as_array("x", x)
     if not is_float(x.dtype):
         raise TypeError(f"x must be {FLOATS}, got {x.dtype}")
+    return x
+
+
+def _compiled(backend: str | None) -> Callable[[Array], Array] | None:
+    """Return the kernel of the exact GELU, None where NumPy is to do it."""
+    if backend == "reference":
+        return None
+    try:
+        chosen = load("numba" if backend is None else backend)
+    except (BackendUnavailable, ValueError):
+        if backend is None:
+            return None
+        raise
+    if "gelu" not in chosen.TASKS:
+        raise NotImplementedError(f"backend {backend!r} has no GELU")
+    return chosen.gelu
+
+
+@ieee
+def _each(function: Callable[[Array], Array], x: Any) -> Array:
+    """Return the function of each number, block by block."""
+    x = _floats(x)
     dtype, flat = accumulation_dtype(x.dtype.newbyteorder("=")), x.reshape(-1)
     y = np.empty_like(flat, x.dtype.newbyteorder("="))
     block = _BLOCK if kind(x) == "numpy" else max(1, flat.size)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array, real_number
+from sdpa_ref.layers.names import Names, of_one_layer
 from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, shape_of
 
 _PLAIN = (int, float)  # the types of fields that are no weights
@@ -27,9 +28,12 @@ class Layer:
     _given: ClassVar[tuple[str, ...]] = ()  # sizes that do not follow from the shapes of the weights
     _told: ClassVar[tuple[str, ...]] = ()  # sizes that follow, and that may be given to be checked
     _numbers: ClassVar[Mapping[str, float]] = {}  # what is neither a size nor a weight, at least 0, and its default
+    _names: ClassVar[Names] = {}  # what models call the weights
 
     @classmethod
-    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: float) -> Self:
+    def from_state_dict(
+        cls, entries: Mapping[str, Any], *, prefix: str = "", names: Names | None = None, **sizes: float
+    ) -> Self:
         """Return the layer with these weights; its sizes come from their shapes.
 
         Parameters
@@ -37,6 +41,12 @@ class Layer:
         entries : mapping of str to array
             What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes. They are not copied
             where the memory allows, so that the layer sees what is written to them later.
+        prefix : str
+            How the names of this layer's entries begin in a whole model, such as ``"encoder.layer.0.attention."``; it
+            is taken off, and all other entries are left alone.
+        names : mapping of str to str or None, optional
+            What the model's names are here, beside those that `MultiHeadAttention` knows: ``{"q_a": "query"}`` makes
+            ``q_a.weight`` the entry ``query.weight``, and None leaves an entry out.
         **sizes : int, or float
             What the shapes do not determine: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
             `MultiHeadAttention` checks `num_kv_heads` and `head_size`, too, where they are given. The `eps` of a norm.
@@ -59,21 +69,32 @@ class Layer:
                 ", ".join(f"{name}=" for name in names) or "no size" for names in ((*cls._given, *cls._numbers), sizes)
             )
             raise TypeError(f"{cls.__name__} takes {wanted} beside the weights, got {got}")
+        if not isinstance(entries, Mapping):
+            raise TypeError(f"the weights must be a mapping of names to arrays, got {type(entries).__name__}")
+        if not isinstance(names, Mapping | None):
+            raise TypeError(f"names must be a mapping of names to names, or to None, got {type(names).__name__}")
+        table = {**cls._names, **(names or {})}
+        own = cls._separate(of_one_layer(entries, prefix, table))
         layer = object.__new__(cls)
-        arrays, known = checked_weights(cls.__name__, entries, cls._weights, cls._biases, checked_sizes(**sizes))
+        arrays, known = checked_weights(cls.__name__, own, cls._weights, cls._biases, checked_sizes(**sizes), table)
         layer._fill(arrays, {**known, **numbers})
         return layer
 
     @classmethod
-    def load(cls, path: str | PathLike[str], **sizes: float) -> Self:
-        """Return the layer whose weights are in a safetensors file.
+    def _separate(cls, entries: dict[str, Any]) -> dict[str, Any]:
+        """Return the entries with those parted that have several weights in one."""
+        return entries
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, prefix: str = "", names: Names | None = None, **sizes: float) -> Self:
+        """Return the layer whose weights are in a file; of a whole model only this layer is read.
 
         Parameters
         ----------
         path : str or path
-            The file, written by `save` or by PyTorch's ``safetensors.torch.save_file``; or the index
-            ``*.safetensors.index.json`` of a model in several files.
-        **sizes : int, or float
+            A safetensors file, written by `save` or by PyTorch's ``safetensors.torch.save_file``; the index
+            ``*.safetensors.index.json`` of a model in several files; or a GGUF file, whose codes become float32.
+        prefix, names, **sizes
             As in `from_state_dict`.
 
         Raises
@@ -81,11 +102,11 @@ class Layer:
         ValueError
             Where the file has another format, or its entries are not the layer's; the message lists all that is wrong.
         """
-        from sdpa_ref.layers.files import read  # only files need what it imports
+        from sdpa_ref.layers.files import read_weights  # only files need what it imports
 
-        entries = read(path)
+        entries = read_weights(path, prefix)
         try:
-            return cls.from_state_dict(entries, **sizes)
+            return cls.from_state_dict(entries, prefix=prefix, names=names, **sizes)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

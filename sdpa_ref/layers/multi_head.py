@@ -2,17 +2,18 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.api import sdpa, sdpa_with_vjp
-from sdpa_ref.arrays import Array
+from sdpa_ref.arrays import Array, as_array
 from sdpa_ref.layers.attend import append_and_attend, attend_over, sdpa_and_weights
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
+from sdpa_ref.layers.names import ATTENTION
 from sdpa_ref.layers.projected import PROJECTIONS, projected, projected_and_vjp
 from sdpa_ref.layers.weights import Axes, checked_input, checked_weights
 from sdpa_ref.options import LayerOptions, spelled_out
@@ -20,8 +21,8 @@ from sdpa_ref.spelling import known_to_layers
 from sdpa_ref.stored.cache import Cache
 from sdpa_ref.stored.kv_cache import KVCache
 
-_FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "out_proj.weight": "hidden_size hidden_size"}
-_FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "out_proj.bias": "hidden_size"}
+_FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "output.weight": "hidden_size hidden_size"}
+_FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "output.bias": "hidden_size"}
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -96,6 +97,7 @@ class MultiHeadAttention(Layer):
     _biases: ClassVar[Axes] = {name.replace("weight", "bias"): axes.split()[0] for name, axes in _weights.items()}
     _given = ("num_heads",)
     _told = ("num_kv_heads", "head_size")
+    _names = ATTENTION
 
     def __init__(
         self,
@@ -118,13 +120,6 @@ class MultiHeadAttention(Layer):
             head_size = hidden_size // num_heads
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self._draw(rng, dtype, bias, **sizes, num_kv_heads=num_kv_heads, head_size=head_size)
-
-    @classmethod
-    def from_state_dict(cls, entries: Mapping[str, Any], **sizes: float) -> Self:
-        """Return the layer with these weights, separate or fused: see `Layer.from_state_dict`."""
-        if isinstance(entries, Mapping) and any(name in entries for name in (*_FUSED_WEIGHTS, *_FUSED_BIASES)):
-            entries = _unfused(checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})[0])
-        return super().from_state_dict(entries, **sizes)
 
     @spelled_out(LayerOptions)
     def __call__(self, x: Any, context: Any = None, *, cache: Any = None, **options: Unpack[LayerOptions]) -> Array:
@@ -276,20 +271,25 @@ class MultiHeadAttention(Layer):
         """Return the output of the heads side by side."""
         return attended.reshape(*attended.shape[:-2], self.num_heads * self.head_size)
 
+    @classmethod
+    def _separate(cls, entries: dict[str, Any]) -> dict[str, Any]:
+        if "in_proj_weight" not in entries:
+            return entries
+        fused = as_array("in_proj_weight", entries["in_proj_weight"])
+        if fused.ndim == 2 and fused.shape[1] == 3 * fused.shape[0]:  # GPT-2 has its weights the other way round
+            turned = {name: as_array(name, entries[name]).T for name in _FUSED_WEIGHTS if name in entries}
+            entries = {**entries, **turned}
+        arrays, _ = checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})
+        separate = {name: array for name, array in arrays.items() if not name.startswith("in_proj_")}
+        for name in ("weight", "bias"):
+            if f"in_proj_{name}" in arrays:
+                thirds = arrays[f"in_proj_{name}"]
+                thirds = thirds.reshape(3, -1, *thirds.shape[1:])
+                separate |= {f"{part}.{name}": third for part, third in zip(PROJECTIONS, thirds, strict=True)}
+        return separate
+
     def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> None:
         num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads = {num_heads} must be a multiple of num_kv_heads = {num_kv_heads}")
         super()._fill(arrays, sizes)
-
-
-def _unfused(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the weights of `torch.nn.MultiheadAttention` under the names of `MultiHeadAttention`."""
-    separate: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if name.startswith("in_proj_"):
-            thirds = array.reshape(3, -1, *array.shape[1:])
-            separate |= {f"{part}.{name[8:]}": third for part, third in zip(PROJECTIONS, thirds, strict=True)}
-        else:
-            separate[name.replace("out_proj", "output")] = array
-    return separate

@@ -1,7 +1,6 @@
 """Weights by name: checked against the shapes that a layer states in terms of its sizes, and their file format."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,20 +9,24 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
+from sdpa_ref.layers.names import Names, fitting, part_of
 
 Axes = Mapping[str, str]  # the name of each weight, and its shape: "3*heads*dim_head dim 1 1"
 _FEW = 8  # names that are listed one by one
 
 
 def checked_weights(
-    layer: str, entries: Mapping[str, Any], weights: Axes, biases: Axes, given: Mapping[str, int]
+    layer: str,
+    entries: Mapping[str, Any],
+    weights: Axes,
+    biases: Axes,
+    given: Mapping[str, int],
+    names: Names | None = None,
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Return the entries as arrays and all sizes of the layer, or raise one error that lists all that is wrong."""
-    if not isinstance(entries, Mapping):
-        raise TypeError(f"the weights must be a mapping of names to arrays, got {type(entries).__name__}")
     expected = {**weights, **{name: axes for name, axes in biases.items() if name in entries}}
     faults = [f"missing: {name}" for name in expected if name not in entries]
-    faults += _unexpected([str(name) for name in entries if name not in expected], weights)
+    faults += _unexpected([str(name) for name in entries if name not in expected], weights, names or {})
     arrays = {}
     for name in expected:
         if name in entries:
@@ -46,32 +49,18 @@ def checked_weights(
     return arrays, sizes
 
 
-def _unexpected(names: list[str], weights: Axes) -> list[str]:
+def _unexpected(names: list[str], weights: Axes, table: Names) -> list[str]:
     """Return a line for each name, or for each part of a whole model, and where in it this layer may be."""
     if len(names) <= _FEW:
         return [f"unexpected: {name}" for name in names]
-    parts = Counter(_part(name) for name in names)
+    parts = Counter(map(part_of, names))
     lines = [f"unexpected: {part}" + (f" ({count} entries)" if count > 1 else "") for part, count in parts.items()]
     if len(lines) > _FEW:
         lines = [*lines[: _FEW - 1], f"unexpected: {sum(list(parts.values())[_FEW - 1 :])} more entries"]
-    known = set(names)
-    some = next(iter(weights))
-    prefixes = [name.removesuffix(some) for name in names if name.endswith(f".{some}")]
-    fitting = [prefix for prefix in prefixes if all(prefix + name in known for name in weights)]
-    if fitting:
-        lines.append(
-            f"pass the entries of one layer alone, without their common beginning; that of {len(fitting)} fits, "
-            f"the first is {fitting[0]!r}"
-        )
+    prefixes = fitting(names, weights, table)
+    if prefixes:
+        lines.append(f"name one layer of the model: prefix={prefixes[0]!r} fits, one of {len(prefixes)} that do")
     return lines
-
-
-def _part(name: str) -> str:
-    """Return the part of a model that an entry is of: ``encoder.layer.*`` for ``encoder.layer.3.output.bias``."""
-    numbered = re.match(r"(.*?\.)\d+\.", name)
-    if numbered:
-        return f"{numbered[1]}*"
-    return f"{name.partition('.')[0]}.*" if "." in name else name
 
 
 def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

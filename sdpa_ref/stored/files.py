@@ -174,7 +174,7 @@ def loaded(path: str | PathLike[str], build: Callable[[dict[str, Array]], _T]) -
     """Return what is built of a file's entries."""
     from sdpa_ref.layers import files
 
-    entries = files.read(path)
+    entries = files.read_weights(path)
     try:
         return build(entries)
     except CacheFull:

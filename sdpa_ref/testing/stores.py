@@ -13,6 +13,7 @@ from sdpa_ref.testing.case_options import Array
 from sdpa_ref.testing.cases import Case
 from sdpa_ref.testing.compare import assert_same_bits
 from sdpa_ref.testing.judge import Failure, called, judged
+from sdpa_ref.testing.laws import returns_weights
 from sdpa_ref.testing.target import Target
 
 _PAGES = 1, 3, 8, 16, 16, 128
@@ -30,7 +31,7 @@ def reads_pages(target: Target, case: Case) -> Failure | None:
     keys = [book.around(book.cut(_turned(x, case))) for x in case.arrays[1:]]
     stored = _with(case, *keys)
     got = called(target, "forward", stored, *stored.arrays, **stored.options)
-    failure = judged(got, stored, claims)
+    failure = judged(got, stored, claims) or _weighs(target, stored)
     if failure or not claims.invariant:
         return failure
     single = replace(book, table=np.arange(book.lengths.size).reshape(*book.lengths.shape, 1))
@@ -53,7 +54,13 @@ def reads_codes(target: Target, case: Case) -> Failure | None:
         case, book = _booked(rng, case, claims)
     key, value = (_encoded(rng, _turned(x, case), kind, case, claims, book) for x in case.arrays[1:])
     stored = _with(case, key, value)
-    return judged(called(target, "forward", stored, *stored.arrays, **stored.options), stored, claims)
+    got = called(target, "forward", stored, *stored.arrays, **stored.options)
+    return judged(got, stored, claims) or _weighs(target, stored)
+
+
+def _weighs(target: Target, stored: Case) -> Failure | None:
+    """Return the failure of the weights over stored keys, where weights are claimed."""
+    return returns_weights(target, stored) if target.capabilities.weights else None
 
 
 def counts_in_positions(target: Target, case: Case) -> Failure | None:

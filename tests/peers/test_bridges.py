@@ -1,17 +1,12 @@
 """The recipes of docs/bridges.md, run as they stand there, against numerical derivatives."""
 
-import re
-from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from recipes import recipe
 
 from sdpa_ref import Causal, Dropout, KeyLengths, Window, sdpa, sdpa_vjp
 from sdpa_ref.testing import assert_same_bits
 
-PAGE = Path(__file__).parents[2] / "docs" / "bridges.md"
 BIAS, SINK = np.random.default_rng(1).standard_normal((4, 1, 5)), np.random.default_rng(2).standard_normal(4)
 CASES = {  # options, and what is differentiated by beside query, key and value
     "full": ({}, {}),
@@ -19,17 +14,6 @@ CASES = {  # options, and what is differentiated by beside query, key and value
     "nothing seen": ({"mask": KeyLengths([0, 4]), "softcap": 2.0}, {"bias": BIAS}),
     "dropout": ({"dropout": Dropout(0.4, 3), "scale": 0.7}, {"bias": BIAS, "sink": SINK}),
 }
-
-
-@cache
-def recipe(library):
-    """Return the names that the recipe for this library defines, after its example has run."""
-    pytest.importorskip(library, reason=f"the recipe is for {library}")
-    blocks = re.compile(rf"^```{{code-block}} python\n:class: {library}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    names = {}
-    for code in blocks.findall(PAGE.read_text(encoding="utf-8")):
-        exec(compile(code, PAGE.name, "exec"), names)
-    return SimpleNamespace(**names)
 
 
 def arrays(dtype=np.float64):

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.layers.files import read
+from sdpa_ref.layers.files import read_weights
+from sdpa_ref.testing.golden import stored
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VERSION = 1
@@ -29,7 +30,7 @@ class Golden:
     Attributes
     ----------
     name, about : str
-    query, key, value : array
+    query, key, value : array; key and value also Paged or Quantized
         ``(B, Hq, L, E)``, ``(B, Hkv, S, E)``, ``(B, Hkv, S, Ev)``.
     options : dict
         The keywords of `sdpa`.
@@ -43,8 +44,8 @@ class Golden:
     name: str
     about: str
     query: Array
-    key: Array
-    value: Array
+    key: Any
+    value: Any
     options: dict[str, Any]
     grad_output: Array | None
     grad_lse: Array | None
@@ -54,8 +55,14 @@ class Golden:
         return f"<golden vector {self.name}: {self.about}>"
 
 
-def load() -> dict[str, Golden]:
+def load(collection: str = "dense") -> dict[str, Golden]:
     """Return the cases by name.
+
+    Parameters
+    ----------
+    collection : {"dense", "stored"}
+        Cases of dense arrays, or of keys and values in pages and codes, whose `key` and `value` may be `Paged` and
+        `Quantized`, and which have output, lse and weights only.
 
     Raises
     ------
@@ -71,20 +78,38 @@ def load() -> dict[str, Golden]:
     >>> bool(abs(output - case.expected["output"]).max() < 1e-6)
     True
     """
-    folder = files(__name__)
-    index = json.loads((folder / f"v{VERSION}.json").read_text(encoding="utf-8"))
+    makers: dict[str, Any] = {"dense": _golden, "stored": _golden_stored}
+    if collection not in makers:
+        raise ValueError(f'collection must be "dense" or "stored", got {collection!r}')
+    folder, prefix = files(__name__), "" if collection == "dense" else "stored-"
+    index = json.loads((folder / f"{prefix}v{VERSION}.json").read_text(encoding="utf-8"))
     with as_file(folder / index["file"]) as path:
-        stored = read(path)
-    return {entry["name"]: _golden(entry, stored) for entry in index["cases"]}
+        numbers = read_weights(path)
+    make = makers[collection]
+    return {
+        entry["name"]: make(entry, {part: numbers[f"{entry['name']}/{part}"] for part in entry["tensors"]})
+        for entry in index["cases"]
+    }
 
 
-def _golden(entry: dict[str, Any], stored: Mapping[str, Array]) -> Golden:
-    tensors = {name: stored[f"{entry['name']}/{name}"] for name in entry["tensors"]}
+def _golden(entry: dict[str, Any], tensors: Mapping[str, Array]) -> Golden:
     return Golden(
         entry["name"], entry["about"], tensors["query"], tensors["key"], tensors["value"],
         _options(entry["options"], tensors), tensors.get("grad_output"), tensors.get("grad_lse"),
         {name: tensor for name, tensor in tensors.items() if name not in _GIVEN},
     )  # fmt: skip
+
+
+def _golden_stored(entry: dict[str, Any], tensors: dict[str, Array]) -> Golden:
+    key, value = (stored.stored(entry, side, tensors) for side in ("key", "value"))
+    options = _options(entry["options"], {})
+    if "key_positions" in entry["options"]:
+        options["key_positions"] = np.array(entry["options"]["key_positions"])
+    if not any(isinstance(part, sr.Paged) for part in (key, value)):
+        lengths = sr.KeyLengths(entry["lengths"])
+        options["mask"] = options["mask"] & lengths if "mask" in options else lengths
+    expected = {name: tensors[name] for name in ("output", "lse", "weights")}
+    return Golden(entry["name"], entry["about"], tensors["query"], key, value, options, None, None, expected)
 
 
 def _options(written: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:

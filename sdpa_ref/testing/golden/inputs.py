@@ -11,8 +11,8 @@ from sdpa_ref.testing.golden.collection import Array, Recipe
 def drawn(recipe: Recipe) -> dict[str, Array]:
     """Return the arrays of a case, the same on every machine: exact sums of `random.Random`, rounded to the type."""
     B, Hq, Hkv, L, S, E, Ev = recipe.sizes
-    rng, dtype = Random(recipe.name), _dtype(recipe.dtype)
-    query, key, value = (_normal(rng, shape) for shape in ((B, Hq, L, E), (B, Hkv, S, E), (B, Hkv, S, Ev)))
+    rng, dtype = Random(recipe.name), array_type(recipe.dtype)
+    query, key, value = (normal(rng, shape) for shape in ((B, Hq, L, E), (B, Hkv, S, E), (B, Hkv, S, Ev)))
     if recipe.numbers == "needles":
         target = [rng.choice([0, S - 1, rng.randrange(S)]) for _ in range(L)]
         query = 4 * np.repeat(key, Hq // Hkv, 1)[:, :, target]
@@ -32,14 +32,14 @@ def drawn(recipe: Recipe) -> dict[str, Array]:
     for name, given in recipe.arrays.items():
         wide = {"mask": bool, "bias": np.float32, "slopes": np.float64, "sink": np.float64}[name]
         if isinstance(given, tuple):
-            given = _normal(rng, given)
+            given = normal(rng, given)
             given = given > -0.5 if name == "mask" else abs(given) / 4 if name == "slopes" else given
         tensors[name] = np.asarray(given).astype(wide)
     if recipe.poison:
         _spoil(tensors, recipe)
     if recipe.poison in ("", "hidden"):
-        tensors["grad_output"] = _normal(rng, (B, Hq, L, Ev)).astype(dtype)
-        tensors["grad_lse"] = _normal(rng, (B, Hq, L)).astype(np.float64 if recipe.dtype == "float64" else np.float32)
+        tensors["grad_output"] = normal(rng, (B, Hq, L, Ev)).astype(dtype)
+        tensors["grad_lse"] = normal(rng, (B, Hq, L)).astype(np.float64 if recipe.dtype == "float64" else np.float32)
     return tensors
 
 
@@ -54,16 +54,17 @@ def _spoil(tensors: dict[str, Array], recipe: Recipe) -> None:
         tensors["key"][b, :, hidden], tensors["value"][b, :, hidden] = np.nan, np.inf
 
 
-def _normal(rng: Random, shape: tuple[int, ...]) -> Array:
+def normal(rng: Random, shape: tuple[int, ...]) -> Array:
     """Return numbers that are nearly normal: sums of twelve uniform ones, exact in float64."""
     count = int(np.prod(shape, dtype=int))
     return np.array([sum(rng.randrange(2**20) for _ in range(12)) / 2.0**20 - 6 for _ in range(count)]).reshape(shape)
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    if name != "bfloat16":
+def array_type(name: str) -> np.dtype[Any]:
+    """Return a type of NumPy or of ml_dtypes by its name."""
+    if name != "bfloat16" and not name.startswith("float8"):
         return np.dtype(name)
     import ml_dtypes
 
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype

@@ -3,12 +3,14 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sdpa_ref.layers.files import safetensors
+from sdpa_ref.testing.golden import stored
 from sdpa_ref.testing.golden.collection import Array, Recipe, recipes
 from sdpa_ref.testing.golden.inputs import drawn
 from sdpa_ref.testing.golden.truth import attention
@@ -32,17 +34,23 @@ def made(recipe: Recipe) -> tuple[dict[str, Array], dict[str, Any]]:
     return tensors, entry | {"tensors": sorted(tensors)}
 
 
-def write(directory: Path) -> tuple[Path, Path]:
-    """Write the index and the tensors, and return their paths."""
+def write(directory: Path) -> list[Path]:
+    """Write indexes and tensors, and return their paths."""
+    dense, kept = map(made, recipes()), map(stored.made, stored.recipes())
+    return [*_written(directory, f"v{FORMAT}", dense), *_written(directory, f"stored-v{FORMAT}", kept)]
+
+
+def _written(directory: Path, name: str, cases: Iterable[tuple[dict[str, Array], dict[str, Any]]]) -> tuple[Path, Path]:
+    """Write one collection, and return the paths of its index and its tensors."""
     tensors: dict[str, Array] = {}
     entries = []
-    for recipe in recipes():
-        own, entry = made(recipe)
+    for own, entry in cases:
         tensors |= {
-            f"{recipe.name}/{name}": np.ascontiguousarray(tensor).reshape(tensor.shape) for name, tensor in own.items()
+            f"{entry['name']}/{part}": np.ascontiguousarray(tensor).reshape(tensor.shape)
+            for part, tensor in own.items()
         }
         entries.append(entry)
-    index, file = directory / f"v{FORMAT}.json", directory / f"v{FORMAT}.safetensors"
+    index, file = directory / f"{name}.json", directory / f"{name}.safetensors"
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
     index.write_text(f'{{"format":{FORMAT},"file":"{file.name}","cases":[\n{lines}\n]}}\n', encoding="utf-8")
     file.write_bytes(safetensors().save(tensors))

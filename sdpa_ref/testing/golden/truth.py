@@ -14,6 +14,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Rules = Sequence[Sequence[Any]]  # [["Causal"], ["KeyLengths", [2, 5]]], joined by "and"
 ZERO, ONE, INF = Decimal(0), Decimal(1), Decimal("Infinity")
+_PLACED = ("Causal", "Window", "Prefix", "Chunked", "FirstTokens")  # what goes by the positions of keys
 _CONTEXT = Context(prec=50, Emin=-(10**9), Emax=10**9, traps=[])
 
 
@@ -40,7 +41,8 @@ def attention(tensors: dict[str, Array], options: dict[str, Any]) -> dict[str, A
         query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev); optional mask, bias, slopes (Hq,), sink (Hq,),
         grad_output (B, Hq, L, Ev), grad_lse (B, Hq, L).
     options : dict
-        Optional mask (rules), query_offset, scale, softcap, dropout ``{"p": p, "seed": seed}``.
+        Optional mask (rules), query_offset, key_positions (a list a batch entry), scale, softcap, dropout
+        ``{"p": p, "seed": seed}``.
     """
     with localcontext(_CONTEXT):
         return _attention(tensors, options)
@@ -61,9 +63,10 @@ def _attention(tensors: dict[str, Array], options: dict[str, Any]) -> dict[str, 
 
     for b, h in product(range(B), range(Hq)):
         keys, values = exact["key"][b, h // group], exact["value"][b, h // group]
-        sees, positions = visible(options.get("mask", ()), options.get("query_offset"), b, L, S)
+        places = options["key_positions"][b] if "key_positions" in options else range(S)
+        sees, positions = visible(options.get("mask", ()), options.get("query_offset"), b, L, S, places)
         for i in range(L):
-            extra = [_extra(exact, bias, positions[i], (b, h, i, j)) for j in range(S)]
+            extra = [_extra(exact, bias, abs(positions[i] - places[j]), (b, h, i, j)) for j in range(S)]
             keep = [sees(i, j) and (mask is None or bool(mask[b, h, i, j])) and extra[j] != -INF for j in range(S)]
             kept = [_kept(options.get("dropout"), b, h, i, j) for j in range(S)]
             sink = None if "sink" not in exact else exact["sink"][h]
@@ -139,8 +142,13 @@ def _differentiate(
         gradients["sink"][h] += _exp(sink - row.lse) * (through_lse - inner)
 
 
-def visible(rules: Rules, offset: Any, b: int, L: int, S: int) -> tuple[Callable[[int, int], bool], list[int]]:
-    """Return whether query i sees key j in batch entry b, as a function, and the position of each query."""
+def visible(
+    rules: Rules, offset: Any, b: int, L: int, S: int, places: Sequence[int]
+) -> tuple[Callable[[int, int], bool], list[int]]:
+    """Return whether query i sees key j in batch entry b, as a function, and the position of each query.
+
+    `places` are the positions of the keys.
+    """
     lengths = {rule[0]: _entry(rule[1], b) for rule in rules if rule[0] in ("KeyLengths", "QueryLengths")}
     packed = next((rule for rule in rules if rule[0] == "Packed"), None)
     documents = (
@@ -151,14 +159,18 @@ def visible(rules: Rules, offset: Any, b: int, L: int, S: int) -> tuple[Callable
 
     def moved(queries: int, keys: int) -> int:
         if isinstance(offset, str):
-            return keys - queries if offset == "end" else 0
+            if offset == "start":
+                return 0
+            return (keys if packed or not keys else places[keys - 1] + 1) - queries
         return _entry(offset or 0, b)
 
     p = [i - q + k + moved(queries, keys) for i, (q, k, queries, keys) in enumerate(documents)]
     first = [k for _, k, _, _ in documents]
 
     def sees(i: int, j: int) -> bool:
-        return all(_sees(rule[0], rule[1:], i, j, p[i], first[i], documents[i][3], b, L, S) for rule in rules)
+        at = [places[j] if rule[0] in _PLACED else j for rule in rules]
+        document = p[i], first[i], documents[i][3]
+        return all(_sees(rule[0], rule[1:], i, key, *document, b, L, S) for rule, key in zip(rules, at, strict=True))
 
     return sees, p
 
@@ -206,10 +218,10 @@ def _entry(n: Any, b: int) -> int:
     return int(n[b] if isinstance(n, list) else n)
 
 
-def _extra(exact: dict[str, Any], bias: Any, p: int, at: tuple[int, int, int, int]) -> Decimal:
+def _extra(exact: dict[str, Any], bias: Any, distance: int, at: tuple[int, int, int, int]) -> Decimal:
     """Return what is added to a score: bias and ALiBi."""
     extra: Decimal = ZERO if bias is None else bias[at]
-    return extra - exact["slopes"][at[1]] * abs(p - at[3]) if "slopes" in exact else extra
+    return extra - exact["slopes"][at[1]] * distance if "slopes" in exact else extra
 
 
 def _kept(dropout: dict[str, Any] | None, b: int, h: int, i: int, j: int) -> Decimal:
