@@ -188,7 +188,8 @@ def reading(
     limit : int, optional
         The most bytes that a piece of keys and values, and what a kernel packs of it, may take. By default 256 MiB.
     progress : callable, optional
-        ``progress(done, total)`` is called after each piece, with the number of pieces.
+        ``progress(done, total)`` is called after each piece, with the number of pieces. The tasks of a graph do not
+        call it: Dask has bars of its own.
     grad_key, grad_value : array-like, optional
         Where `sdpa_vjp` writes the gradients by key and value, a piece at a time: of their shapes, and writeable by
         slices. Left out, these gradients are arrays in memory.

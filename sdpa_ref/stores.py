@@ -15,7 +15,7 @@ from sdpa_ref.sources import Source, pieces, settings
 
 __all__ = ["ARRAYS", "TASKS", "Over", "forward", "over", "unavailable", "unsupported", "vjp"]
 
-ARRAYS, TASKS = "store", frozenset({"vjp"})
+ARRAYS, TASKS = "store", frozenset({"vjp", "stages"})
 Array = Any
 
 
@@ -78,6 +78,10 @@ class Over:
         bias = None if not d_biases else d_biases[0] if len(d_biases) == 1 else tuple(d_biases)
         by_sink = None if problem.sink is None else sink_gradient(problem.sink, flow, *grads)
         return Gradients(d_query, d_key.whole, d_value.whole, bias, by_sink)
+
+    def stages(self, problem: Problem) -> Any:
+        """Return every stage; all keys are read at once."""
+        return self.backend(problem, "stages").stages(in_memory(problem))
 
 
 _DEFAULT = Over()

@@ -234,6 +234,12 @@ def test_shapes_that_do_not_fit_are_an_error():
         sdpa(key, sdpa_ref.Int8().encode(np.zeros((4, 8), "float32")), key)
 
 
+def test_stages_are_those_of_arrays_in_memory():
+    x = zeros(4, 8, chunks=2)
+    with pytest.raises(NotImplementedError, match=r"takes NumPy arrays: pass \.compute\(\)"):
+        sdpa_ref.sdpa_stages(x, x, x)
+
+
 def test_numpy_arrays_beside_dask_arrays_are_parts_of_the_graph(sync):
     q, k, v = draw(0, (2, 9, 8), (2, 20, 8), (2, 20, 8))
     expected = sdpa(q, k, v)

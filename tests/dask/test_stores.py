@@ -17,6 +17,7 @@ from sdpa_ref import (
     Window,
     reading,
     sdpa,
+    sdpa_stages,
     sdpa_state,
     sdpa_vjp,
     sdpa_weights,
@@ -105,6 +106,7 @@ def test_the_other_functions():
         np.testing.assert_allclose(state.lse, whole.lse, atol=1e-6)
         np.testing.assert_allclose((state + whole).output, whole.output, atol=1e-6)
         np.testing.assert_allclose(sdpa_weights(q, Store(k)), sdpa_weights(q, k), atol=1e-6)
+        np.testing.assert_allclose(sdpa_stages(q, Store(k), Store(v)).lse, whole.lse, atol=1e-6)
         output, vjp = sdpa_with_vjp(q, Store(k), Store(v))
         np.testing.assert_allclose(vjp(g).key, sdpa_vjp(q, k, v, g).key, atol=1e-6)
         out = np.empty_like(output)
