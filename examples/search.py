@@ -22,7 +22,7 @@ from sdpa_ref import Embedding, KeyLengths, LayerNorm, Linear, MultiHeadAttentio
 from sdpa_ref.layers import read_weights
 
 DOCS = Path(__file__).parents[1] / "docs"
-BATCH = 2048  # tokens of a batch, padding included
+BATCH = 1024  # tokens of a batch, padding included
 
 
 class Block(NamedTuple):

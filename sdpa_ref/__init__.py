@@ -46,7 +46,7 @@ if typing.TYPE_CHECKING:  # the rest of `__all__`, which `__getattr__` imports a
         sinusoidal_positions,
         unpatchify,
     )
-    from sdpa_ref.layers.rotary import rotary, rotary_vjp
+    from sdpa_ref.layers.rotary import Rotary, rotary, rotary_vjp
     from sdpa_ref.stored import CacheFull, Float8, Int4, Int8, KVCache, Paged, PagePool, Quantized
 
 __version__ = "0.1.0"
@@ -74,6 +74,7 @@ __all__ = [
     "Paged",
     "Quantized",
     "RMSNorm",
+    "Rotary",
     "SpatialAttention",
     "Stages",
     "YarnScaling",

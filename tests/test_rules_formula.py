@@ -25,6 +25,7 @@ from sdpa_ref import (
     sdpa,
     sdpa_stages,
     sdpa_state,
+    sdpa_vjp,
     sdpa_weights,
 )
 
@@ -277,3 +278,34 @@ def test_rule_09_sums_of_rows(backend):
     with_sink = sdpa_weights(q, k, mask=keep, sink=0.0, backend=backend).sum(-1)
     assert (with_sink < 1).all()
     assert (with_sink[keep.any(-1)] > 0).all()
+
+
+@pytest.mark.parametrize("L", [1, 3, 40])
+def test_alibi_slopes_of_each_batch_entry(backend, L):
+    """As FlashAttention has them: each entry is what it is alone with its own slopes."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, H, n, 8)).astype(np.float32) for H, n in ((4, L), (2, 70), (2, 70)))
+    slopes, more = rng.uniform(-1, 1, (2, 3, 4)), rng.uniform(-1, 1, (3, 1))
+    options = {"query_offset": "end", "backend": backend}
+    whole = sdpa(q, k, v, bias=ALiBi(slopes), **options)
+    both = sdpa(q, k, v, bias=(ALiBi(slopes), ALiBi(np.repeat(more, 4, -1))), **options)
+    for b in np.ndindex(2, 3):
+        np.testing.assert_array_equal(whole[b], sdpa(q[b], k[b], v[b], bias=ALiBi(slopes[b]), **options))
+        alone = sdpa(q[b], k[b], v[b], bias=ALiBi(slopes[b] + more[b[1]]), **options)
+        np.testing.assert_array_equal(both[b], alone)
+    np.testing.assert_allclose(
+        whole, sdpa(q, k, v, bias=ALiBi(slopes), **options | {"backend": "reference"}), atol=1e-5
+    )
+    with pytest.raises(ValueError, match=r"shape \(Hq,\) = \(4,\) or \(\*batch, Hq\) = \(2, 3, 4\), got \(3, 3, 4\)"):
+        sdpa(q, k, v, bias=ALiBi(np.ones((3, 3, 4))), **options)
+
+
+def test_gradients_under_alibi_slopes_of_each_batch_entry(gradient_backend):
+    rng = np.random.default_rng(0)
+    q, k, v, grad = rng.standard_normal((4, 3, 2, 9, 8))
+    slopes, options = rng.uniform(-1, 1, (3, 2)), {"mask": Causal(), "backend": gradient_backend}
+    whole = sdpa_vjp(q, k, v, grad, bias=ALiBi(slopes), **options)
+    for b in range(3):
+        alone = sdpa_vjp(q[b], k[b], v[b], grad[b], bias=ALiBi(slopes[b]), **options)
+        for one, other in zip(whole[:3], alone[:3], strict=True):
+            np.testing.assert_allclose(one[b], other, rtol=1e-12, atol=1e-12)

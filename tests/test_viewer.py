@@ -337,6 +337,15 @@ def test_matrix_under_the_pointer_and_the_finger(opened):
     np.testing.assert_allclose(values(tab), GIVEN[0, 0, 1], atol=0.00081)
 
 
+def test_matrix_that_is_narrower_than_it_was_drawn(opened):
+    tab = opened("many words")
+    tab.run("document.querySelector('figure').style.width = '300px'")  # as a scroll bar does, by less
+    x, y, width = tab.run("(r => [r.x, r.y, r.width])(canvas.getBoundingClientRect())")
+    assert width == 300
+    tab.point(x + 10.5 * width / 90, y + 70.5 * width / 90)
+    assert tab.run("[chosen, other]") == [70, 10]
+
+
 def test_other_keys_have_a_list_of_their_own(opened):
     tab = opened("keys")
     assert tab.run("[...document.querySelectorAll('[role=radio]')].map(x => x.ariaLabel)") == TOKENS

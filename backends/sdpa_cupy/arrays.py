@@ -38,7 +38,7 @@ def _spread(p: Problem) -> Problem:
     return p._replace(
         key=to(p.key, p.Hkv, p.S, p.E), value=to(p.value, p.Hkv, p.S, p.Ev), keep=to(p.keep, *pairs),
         bias=to(p.bias, *pairs), visible=p.intervals, positions=None if p.slopes is None else to(p.stands(), p.L),
-        key_positions=to(p.key_positions, p.S),
+        key_positions=to(p.key_positions, p.S), slopes=to(p.slopes, p.Hq),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile
         s = s + xp.where(xp.isfinite(bias), xp.clip(bias, -most, most), bias).astype(acc)
     if p.slopes is not None:
         keys = j if p.key_positions is None else p.key_positions[batch][tile]
-        s = s - (p.slopes[h] * abs(p.positions[batch][:, None] - keys)).astype(acc)
+        s = s - (p.slopes[at] * abs(p.positions[batch][:, None] - keys)).astype(acc)
     if p.score_mod is not None:
         i = xp.arange(p.first_row, p.first_row + p.L)
         indices = (xp.full((1, 1, 1, 1), b), xp.full((1, 1, 1, 1), h), i[None, None, :, None], j[None, None, None, :])

@@ -208,7 +208,8 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
                                       problem.slopes, problem.sink)  # fmt: skip
     arrays = (problem.query, *_parts(problem.key), *_parts(problem.value), *rest)
     views = [
-        _view(array, 0 if inner == "h" else axes, inner, address) for array, inner in zip(arrays, _INNER, strict=True)
+        _view(array, 0 if name == "sink" else axes, inner, address)
+        for array, (name, inner) in zip(arrays, VIEWS.items(), strict=True)
     ]
     output = result.output
     words = plan.parameters.view(np.int64).copy()  # structured arrays are copied field by field
@@ -218,7 +219,6 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
     return words.view(PARAMETERS)
 
 
-_INNER = tuple(VIEWS.values())
 _WORKSPACE, _OUT_CHUNKS = (PARAMETERS.fields[name][1] // 8 for name in ("workspace", "out_chunks"))  # type: ignore[index]
 _NO_VIEW = bytes(VIEW.itemsize)
 

@@ -65,24 +65,25 @@ def native(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def bias_parts(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> tuple[tuple[Array, ...], Array]:
-    """Return the bias arrays, and the ALiBi slopes (Hq,) or None."""
+    """Return the bias arrays, and the ALiBi slopes, (Hq,) or (*batch, Hq), or None."""
     if isinstance(bias, ALiBi):
-        return (), _slopes(bias, Hq)
+        return (), _slopes(bias, batch, Hq)
     if not isinstance(bias, tuple):
         return (_bias_array(bias, batch, Hq, L, S),), None
-    slopes = [_slopes(part, Hq) for part in bias if isinstance(part, ALiBi)]
+    slopes = [_slopes(part, batch, Hq) for part in bias if isinstance(part, ALiBi)]
     arrays = [_bias_array(part, batch, Hq, L, S) for part in bias if not isinstance(part, ALiBi)]
     return tuple(arrays), sum(slopes) if slopes else None
 
 
-def _slopes(alibi: ALiBi, Hq: int) -> Array:
-    """Return the slopes, one a query head."""
+def _slopes(alibi: ALiBi, batch: Shape, Hq: int) -> Array:
+    """Return the slopes, one a query head, or one for each batch entry and head."""
     shape = alibi.slopes.shape
-    if shape == (Hq,):
-        return alibi.slopes
-    if shape != ():
-        raise ValueError(f"bias: ALiBi slopes must be a number or have shape (Hq,) = ({Hq},), got {shape}")
-    return np.full(Hq, alibi.slopes)
+    if shape == ():
+        return np.full(Hq, alibi.slopes)
+    if shape[-1] != Hq or not broadcastable(shape[:-1], batch):
+        each = f" or (*batch, Hq) = {(*batch, Hq)}" if batch else ""
+        raise ValueError(f"bias: ALiBi slopes must be a number or have shape (Hq,) = ({Hq},){each}, got {shape}")
+    return alibi.slopes
 
 
 def _bias_array(bias: Any, batch: Shape, Hq: int, L: int, S: int) -> Array:

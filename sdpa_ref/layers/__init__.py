@@ -8,7 +8,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Conv1x1, Linear
 from sdpa_ref.layers.multi_head import MultiHeadAttention
 from sdpa_ref.layers.norms import LayerNorm, RMSNorm
-from sdpa_ref.layers.rotary import rotary, rotary_vjp
+from sdpa_ref.layers.rotary import Rotary, rotary, rotary_vjp
 from sdpa_ref.layers.scalings import DynamicScaling, LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from sdpa_ref.layers.spatial import SpatialAttention, patchify, unpatchify
 from sdpa_ref.layers.tokens import Embedding, sinusoidal_positions
@@ -26,6 +26,7 @@ __all__ = [
     "Llama3Scaling",
     "MultiHeadAttention",
     "RMSNorm",
+    "Rotary",
     "Scaling",
     "SpatialAttention",
     "YarnScaling",

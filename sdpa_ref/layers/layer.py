@@ -25,14 +25,16 @@ class Layer:
 
     _weights: ClassVar[Axes] = {}
     _biases: ClassVar[Axes] = {}  # each of these is there or not
+    _optional: ClassVar[Axes] = {}  # likewise, of what is no bias
     _given: ClassVar[tuple[str, ...]] = ()  # sizes that do not follow from the shapes of the weights
     _told: ClassVar[tuple[str, ...]] = ()  # sizes that follow, and that may be given to be checked
     _numbers: ClassVar[Mapping[str, float]] = {}  # what is neither a size nor a weight, at least 0, and its default
+    _options: ClassVar[tuple[str, ...]] = ()  # what is none of these, None by default
     _names: ClassVar[Names] = {}  # what models call the weights
 
     @classmethod
     def from_state_dict(
-        cls, entries: Mapping[str, Any], *, prefix: str = "", names: Names | None = None, **sizes: float
+        cls, entries: Mapping[str, Any], *, prefix: str = "", names: Names | None = None, **sizes: Any
     ) -> Self:
         """Return the layer with these weights; its sizes come from their shapes.
 
@@ -49,7 +51,8 @@ class Layer:
             ``q_a.weight`` the entry ``query.weight``, and None leaves an entry out.
         **sizes : int, or float
             What the shapes do not determine: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.
-            `MultiHeadAttention` checks `num_kv_heads` and `head_size`, too, where they are given. The `eps` of a norm.
+            `MultiHeadAttention` checks `num_kv_heads` and `head_size`, too, where they are given. The `eps` of a norm,
+            the `rotary` positions of `MultiHeadAttention`.
 
         Raises
         ------
@@ -64,9 +67,11 @@ class Layer:
         AttentionHead(hidden_size=3, attention_head_size=2)
         """
         numbers = {name: sizes.pop(name, default) for name, default in cls._numbers.items()}
+        options = {name: sizes.pop(name, None) for name in cls._options}
         if set(sizes) - set(cls._told) != set(cls._given):
             wanted, got = (
-                ", ".join(f"{name}=" for name in names) or "no size" for names in ((*cls._given, *cls._numbers), sizes)
+                ", ".join(f"{name}=" for name in names) or "no size"
+                for names in ((*cls._given, *cls._numbers, *cls._options), sizes)
             )
             raise TypeError(f"{cls.__name__} takes {wanted} beside the weights, got {got}")
         if not isinstance(entries, Mapping):
@@ -76,8 +81,9 @@ class Layer:
         table = {**cls._names, **(names or {})}
         own = cls._separate(of_one_layer(entries, prefix, table))
         layer = object.__new__(cls)
-        arrays, known = checked_weights(cls.__name__, own, cls._weights, cls._biases, checked_sizes(**sizes), table)
-        layer._fill(arrays, {**known, **numbers})
+        maybe = {**cls._biases, **cls._optional}
+        arrays, known = checked_weights(cls.__name__, own, cls._weights, maybe, checked_sizes(**sizes), table)
+        layer._fill(arrays, {**known, **numbers, **options})
         return layer
 
     @classmethod
@@ -86,7 +92,7 @@ class Layer:
         return entries
 
     @classmethod
-    def load(cls, path: str | PathLike[str], *, prefix: str = "", names: Names | None = None, **sizes: float) -> Self:
+    def load(cls, path: str | PathLike[str], *, prefix: str = "", names: Names | None = None, **sizes: Any) -> Self:
         """Return the layer whose weights are in a file; of a whole model only this layer is read.
 
         Parameters
@@ -117,7 +123,7 @@ class Layer:
             value = getattr(self, field.name)
             if isinstance(value, Layer):
                 entries |= {f"{field.name}.{name}": array for name, array in value.state_dict().items()}
-            elif field.type not in _PLAIN and value is not None:
+            elif field.type not in _PLAIN and field.name not in self._options and value is not None:
                 entries[field.name] = value
         return entries
 
@@ -155,8 +161,10 @@ class Layer:
         sizes = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.type in _PLAIN)  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(sizes)})"
 
-    def _draw(self, rng: Any, dtype: Any, bias: bool | Collection[str], **sizes: int) -> None:
-        """Fill a new layer with weights as PyTorch draws them: uniform within 1 / sqrt(fan_in)."""
+    def _draw(
+        self, rng: Any, dtype: Any, bias: bool | Collection[str], others: Mapping[str, Any] | None = None, **sizes: int
+    ) -> None:
+        """Fill a new layer with weights as PyTorch draws them: uniform within 1 / sqrt(fan_in), and with the others."""
         biases = self._chosen(bias)
         sizes, dtype, rng = checked_sizes(**sizes), float_dtype(dtype), np.random.default_rng(rng)
         arrays = {}
@@ -164,7 +172,7 @@ class Layer:
             _, *fan_in = shape_of(self._weights[name.replace("bias", "weight")], sizes)
             bound = 1 / math.sqrt(math.prod(fan_in))
             arrays[name] = rng.uniform(-bound, bound, shape_of(axes, sizes)).astype(dtype)
-        self._fill(arrays, sizes)
+        self._fill(arrays | dict(others or {}), {**sizes, **(others or {})})
 
     def _chosen(self, bias: bool | Collection[str]) -> Axes:
         """Return the biases that the layer has: all, none, or those of the projections that are named."""
@@ -182,11 +190,13 @@ class Layer:
         """Set the fields of a new layer, once."""
         sizes = {**sizes, **{name: _at_least_0(name, sizes[name]) for name in self._numbers}}
         for field in fields(self):  # type: ignore[arg-type]
-            value: Any = sizes.get(field.name) if field.type in _PLAIN else arrays.get(field.name)
+            number = field.type in _PLAIN or field.name in self._options
+            value: Any = sizes.get(field.name) if number else arrays.get(field.name)
             if isinstance(field.type, type) and issubclass(field.type, Layer):
                 prefix = f"{field.name}."
                 own = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
-                value = field.type.from_state_dict(own)
+                numbers = {name: sizes[name] for name in field.type._numbers if name in sizes}
+                value = field.type.from_state_dict(own, **numbers) if own else None
             object.__setattr__(self, field.name, value)
 
 

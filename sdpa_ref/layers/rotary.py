@@ -1,5 +1,6 @@
 """Rotary positions: query and key are turned by angles that grow with the position."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -123,6 +124,38 @@ def rotary_vjp(
     True
     """
     return _turned("grad_value", grad_value, positions, base, width, interleaved, scaling, layout, back=True)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotary positions of a `MultiHeadAttention`: what its queries and keys are turned by.
+
+    Parameters
+    ----------
+    base, width, interleaved, scaling
+        As in `rotary`.
+
+    Examples
+    --------
+    >>> from sdpa_ref import Causal, MultiHeadAttention
+    >>> layer = MultiHeadAttention(48, num_heads=4, rotary=Rotary(base=100000.0), rng=0)
+    >>> x = np.random.default_rng(0).standard_normal((2, 5, 48))
+    >>> bool(np.allclose(layer(x, mask=Causal()), layer(x, mask=Causal(), positions=range(7, 12))))
+    True
+    """
+
+    base: float = 10000.0
+    width: int | None = None
+    interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def __call__(self, x: Array, positions: Any, *, back: bool = False) -> Array:
+        """Return heads in layout "LHE" turned by their positions, or back."""
+        turn = rotary_vjp if back else rotary
+        return turn(
+            x, positions, base=self.base, width=self.width, interleaved=self.interleaved, scaling=self.scaling,
+            layout="LHE",
+        )  # fmt: skip
 
 
 @ieee

@@ -12,6 +12,7 @@ from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.layers.names import Names, fitting, part_of
 
 Axes = Mapping[str, str]  # the name of each weight, and its shape: "3*heads*dim_head dim 1 1"
+_USUALLY = {"kdim": "hidden_size", "vdim": "hidden_size"}  # sizes that are mostly another one, for which they speak
 _FEW = 8  # names that are listed one by one
 
 
@@ -96,7 +97,8 @@ def _told(shapes: list[tuple[str, tuple[int, ...]]], given: Mapping[str, int]) -
         for axis, length in zip(axes.split(), shape, strict=True):
             known, unknown = _parted(axis, given)
             if len(unknown) == 1 and length and length % known == 0:
-                votes.setdefault(unknown[0], Counter())[length // known] += 1
+                for size in {unknown[0], _USUALLY.get(unknown[0], unknown[0])} - set(given):
+                    votes.setdefault(size, Counter())[length // known] += 1
     told = {size: counter.most_common(1)[0][0] for size, counter in votes.items()}
     return told | _told(shapes, {**given, **told}) if told else told
 

@@ -172,7 +172,7 @@ def _score_error(p: Problem, exact: Stages, u: float, operand: float) -> tuple[A
     if p.bias is not None or p.slopes is not None:
         terms, most = abs(exact.capped), float(finfo(p.acc_dtype).max)
         if p.slopes is not None:
-            terms = terms + abs(p.slopes[:, None, None] * p.distances())
+            terms = terms + abs(p.slopes[..., None, None] * p.distances())
         if p.bias is not None:
             harmless = terms < u * most / 2  # a bias at the end of the range stays there
             terms = terms + abs(np.clip(wide(p.bias), -most, most))

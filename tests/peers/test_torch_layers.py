@@ -282,3 +282,21 @@ def test_pytorch_reads_what_is_saved(module_type, layer_type, tmp_path):
     module.load_state_dict(safetensors_torch.load_file(tmp_path / "weights.safetensors"))
     with torch.no_grad():
         agree(layer(x), module(torch.from_numpy(x)).numpy())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_tokens_of_other_widths(bias, gradient_backend):
+    """PyTorch then saves the three projections apart, and their biases in one."""
+    module = module_of(lambda: nn.MultiheadAttention(48, 4, kdim=20, vdim=12, bias=bias, batch_first=True)).double()
+    inputs = inputs_of([(2, 9, 48), (2, 17, 20), (2, 17, 12)])
+    tensors = [torch.from_numpy(x).requires_grad_() for x in inputs]
+    output, _ = module(*tensors)
+    grad = torch.from_numpy(np.random.default_rng(4).standard_normal(output.shape))
+    output.backward(grad)
+    layer = MultiHeadAttention.from_state_dict(module.state_dict(), num_heads=4)
+    x, *pair = inputs
+    value, vjp = layer.value_and_vjp(x, tuple(pair), backend=gradient_backend)
+    agree(value, output.detach().numpy(), error=ASKED_FOR)
+    gradients = vjp(grad)
+    for tensor, ours in zip(tensors, (gradients.x, *gradients.context), strict=True):
+        agree(ours, tensor.grad, error=ASKED_FOR)

@@ -124,4 +124,7 @@ def browser(profile):
     finally:
         os.close(ours_out), os.close(ours_in)
         process.terminate()
-        process.wait(20)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+        process.wait()

@@ -29,7 +29,7 @@ struct Parameters {
     View lse, weights, m, z;             // (*batch, Hq, L), but for weights (*batch, Hq, L, S); see states.h
     View prefix, start, stop, position;  // int64 (*batch, L)
     View dense, bias;                    // bool and float (*batch, Hq, L, S)
-    View slopes, sink;                   // float64 (Hq,)
+    View slopes, sink;                   // float64 (*batch, Hq) and (Hq,)
     char* workspace;                     // states of chunks of keys, see states.h
     i64 sizes[AXES], axes;               // of the batch
     i64 B, Hq, Hkv, L, S, E, Ev, group, first_row;

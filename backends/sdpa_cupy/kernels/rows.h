@@ -67,7 +67,7 @@ DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
     row.slope = 0;
     row.position = 0;
     if (p.slopes.data) {
-        row.slope = load<double>(p.slopes.data + row.h * p.slopes.head);
+        row.slope = load<double>(p.slopes.data + batch_offset(p, p.slopes, b) + row.h * p.slopes.head);
         row.position = *(const i64*)(p.position.data + batch_offset(p, p.position, b) + row.i * p.position.row);
     }
     row.m = 0;

@@ -15,7 +15,7 @@ from .heads import page_at
 from .pack import transposing, value_packer
 from .rows import at, keeps, look
 from .stored import reader, rows_packer
-from .views import data, stride
+from .views import batch, stride
 
 PANELS = 4  # of keys at a time
 ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
@@ -180,7 +180,7 @@ def adjuster(sizes):
                 step = stride(a.bias, 1)
                 kept &= add_any_bias(p, at(rows.bias, r) + (j0 + low) * step, step, row + low * size, count)
             if a.slopes:
-                slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
+                slope = load_double(batch(a.slopes, 1, a.query, b) + at(rows.h, r) * stride(a.slopes, 1))
                 if a.key_positions:
                     subtract_alibi_there(a, b, slope, at(rows.position, r) - j0, row, j0, low, min(high, p.S - j0))
                 else:

@@ -15,7 +15,7 @@ from sdpa_numba.vector.unrolled import transposer
 from .dropout import keeper
 from .elementary import elementary
 from .rows import at, look
-from .views import data, stride
+from .views import batch, stride
 
 
 @cache
@@ -85,8 +85,9 @@ def adjuster(sizes, score_mod):
     @part
     def alibi(a, b, rows, vectors, t, j0, j, count, slab):
         """Subtract the slope times the distance to the keys from j on; positions count from the block's first key."""
+        slopes = batch(a.slopes, 1, a.query, b)
         for r in range(vectors * lanes):
-            slope = load_double(data(a.slopes) + at(rows.h, r) * stride(a.slopes, 1))
+            slope = load_double(slopes + at(rows.h, r) * stride(a.slopes, 1))
             store(slab + r * size, number(slope))
             store(slab + (vectors * lanes + r) * size, number(at(rows.position, r) - j0))
         for v in range(0, vectors * vector, vector):
