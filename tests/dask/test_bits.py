@@ -65,6 +65,23 @@ def test_bits_of_one_call_where_borders_are_multiples_of_1024(call, dtype):
         assert_same_bits(compute(sdpa(x, y, z, **options, backend="numba")), one)
 
 
+def test_compiled_functions_of_scores_count_from_the_whole():
+    numba = pytest.importorskip("numba")
+
+    @numba.njit
+    def score(s, b, h, i, j):
+        return s + 0.1 * (b % 3) - 0.2 * h + 0.001 * (i - j)
+
+    score.derivative = numba.njit(lambda s, b, h, i, j: 1.0)
+    q, k, v, g = draw(6, (3, 4, 60, 24), (3, 2, 1500, 24), (3, 2, 1500, 16), (3, 4, 60, 16))
+    x = da.from_array(q, chunks=(1, 2, 33, 24))
+    y, z = (da.from_array(a, chunks=(2, 1, 1024, -1)) for a in (k, v))
+    assert_same_bits(compute(sdpa(x, y, z, score_mod=score)), sdpa(q, k, v, score_mod=score, backend="numba"))
+    found, one = sdpa_vjp(x, y, z, g, score_mod=score), sdpa_vjp(q, k, v, g, score_mod=score)
+    for a, b in zip(compute(list(found[:3])), one[:3], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
 def test_states_and_a_single_row_have_the_bits_of_one_call():
     for L in (1, 40):
         q, k, v = draw(1, (4, L, 24), (2, 3900, 24), (2, 3900, 16))
