@@ -217,12 +217,13 @@ def reading(
 
 
 def pieces(S: int, bytes_of_key: int, limit: int, chunk: int) -> list[tuple[int, int]]:
-    """Return where pieces of the keys begin and end, each within the limit or one key long.
+    """Return where pieces of the keys begin and end, each within the limit or four keys long.
 
-    They are multiples of 1024 keys, and of the store's chunks, where the limit leaves room for these.
+    They are multiples of four keys, as the bits of dropout are, and of 1024 keys and the store's chunks where the limit
+    leaves room for these.
     """
-    n = max(1, limit // max(1, bytes_of_key))
-    for step in (math.lcm(CHUNK, chunk), CHUNK, chunk, 4):
+    n = max(4, limit // max(1, bytes_of_key))
+    for step in (math.lcm(CHUNK, chunk), CHUNK, math.lcm(4, chunk), 4):
         if step <= n:
             n -= n % step
             break
