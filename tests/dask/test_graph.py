@@ -282,6 +282,16 @@ def test_a_worker_without_the_kernel_says_so(sync, monkeypatch):
         lazy.compute()
 
 
+def test_gradients_of_blocks_need_a_backend_that_has_them(monkeypatch):
+    from sdpa_ref import reference
+
+    x = zeros(4, 8, chunks=2)
+    monkeypatch.setattr(reference, "TASKS", frozenset({"vjp"}))
+    with pytest.raises(NotImplementedError, match="'reference' has no gradients of blocks"):
+        sdpa_vjp(x, x, x, x, backend="reference")
+    np.testing.assert_array_equal(sdpa(x, x, x, backend="reference").compute(scheduler="synchronous"), 0)
+
+
 def test_masked_chunks_are_an_error():
     x = da.ma.masked_greater(zeros(4, 8, chunks=2), 1)
     with pytest.raises(TypeError, match="chunks that are NumPy arrays"):
