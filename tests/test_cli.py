@@ -300,3 +300,9 @@ def test_warmup_needs_no_extra_for_its_progress(capsys, monkeypatch):
     assert out == "2 kernels are ready\n"
     assert err == "1 of 2, numba: one\n2 of 2, numba: two\n"
     assert compiled == ["one", "two"]
+    assert main(["warmup", "--only", "tw", "o"]) == 0
+    assert compiled == ["one", "two", "two"]
+    assert main(["warmup", "--list"]) == 0
+    assert capsys.readouterr().out == "1 kernels are ready\nnumba: one\nnumba: two\n"
+    assert main(["warmup", "--only", "three"]) != 0
+    assert "no kernel has 'three' in its name" in capsys.readouterr().err

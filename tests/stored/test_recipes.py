@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import strict_cupy
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from sdpa_ref import Float8, Int4, Int8, Quantized, sdpa_stages
 
+KEYS = load_file(Path(__file__).with_name("data") / "smollm2.safetensors")
 RNG = np.random.default_rng(0)
 RECIPES = [Int8(), Int8(4), Int4(8), Int4(None), Float8(), Float8("e5m2", 8), Float8(group=2)]
 SPANS = {Int8: 127, Int4: -8, Float8: 448}
@@ -177,7 +180,29 @@ def test_a_center_takes_the_constant_part():
 def test_attention_errs_within_the_bound(recipe, seed, kind):
     """The bound is derived in docs/decisions/0013-stored-keys.md."""
     q = np.random.default_rng(seed).standard_normal((2, 4, 16))
-    k, v = hard_numbers(seed, np.float32, kind), hard_numbers(seed + 1, np.float32, kind)
+    check_attention(recipe, q, hard_numbers(seed, np.float32, kind), hard_numbers(seed + 1, np.float32, kind))
+
+
+@each
+@pytest.mark.parametrize("layer", [0, 15, 29])
+@pytest.mark.parametrize("centered", [False, True])
+def test_keys_of_a_model_err_within_the_bounds(recipe, layer, centered):
+    """Queries, keys and values of one key head of SmolLM2-135M-Instruct (Apache-2.0) over 26 tokens of text."""
+    q, k, v = (KEYS[f"{layer}/{name}"].astype(np.float32) for name in ("query", "key", "value"))
+    if centered:
+        recipe = type(recipe)(**recipe.__getstate__() | {"center": k.mean(-2)})
+    check_attention(recipe, q, k, v)
+    exact = k.astype(np.float64) - (recipe.center[:, None] if centered else 0)
+    coded = recipe.encode(k)
+    step = np.repeat(abs(coded.scale.astype(np.float64)), exact.shape[-1] // coded.scale.shape[-1], -1)
+    worst = {Int8: 0.5 * step, Int4: step, Float8: abs(exact) / (8 if span(recipe) == 57344 else 16) + step}[
+        type(recipe)
+    ]
+    rounding = 2.0**-50 * abs(k).max()
+    assert (abs(coded.dense() - k) <= worst + rounding).all()
+
+
+def check_attention(recipe, q, k, v):
     k2, v2 = recipe.encode(k).dense(), recipe.encode(v).dense()
     exact, coded = sdpa_stages(q, k, v), sdpa_stages(q, k2, v2)
     d = coded.scaled - exact.scaled

@@ -31,6 +31,7 @@ from numba.core.untyped_passes import (
 )
 
 from .cache import jit
+from .notice import announced
 
 SIGNATURE = (numba.int64,)  # of every kernel: the address of a worker
 STAGES = [
@@ -125,7 +126,7 @@ def linked(function):
 
 def native(dispatcher, c=False):
     """Return where the machine code of a function of one address begins, to be called as Numba or as C does."""
-    with global_compiler_lock:  # a fork waits for it, but not for llvmlite's own lock
+    with global_compiler_lock, announced():  # a fork waits for the lock, but not for llvmlite's own
         dispatcher.compile(SIGNATURE)
         compilation = dispatcher.overloads[SIGNATURE]
         names = compilation.fndesc
