@@ -91,7 +91,8 @@ class Source:
         return numbers.swapaxes(-2, -3) if self.axes[-3] > self.axes[-2] else numbers  # type: ignore[operator]
 
     def __reduce__(self) -> Any:
-        state = self.array if not _is_mapped(self.array) else Mapped.of(self.array)
+        named = _is_mapped(self.array) and self.array.filename
+        state = Mapped.of(self.array) if named else self.array
         return _restored, (state, self.shape, self.axes)
 
     def __dask_tokenize__(self) -> Any:
