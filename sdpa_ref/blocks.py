@@ -47,7 +47,7 @@ def part(outline: Problem, block: Block) -> Problem:
     entry, head, _, _ = block.first
     return outline._replace(
         form=form, visible=visible, offset=offset + i0, positions=positions, key_positions=key_positions,
-        slopes=None if outline.slopes is None else outline.slopes[slice(*block.heads)],
+        slopes=None if outline.slopes is None else block.entries(outline.slopes[..., slice(*block.heads)], 1),
         sink=None if outline.sink is None else outline.sink[slice(*block.heads)],
         rules=tuple(rule._within(block) for rule in outline.rules),
         first_row=outline.first_row + i0, first_key=outline.first_key + j0,

@@ -27,6 +27,7 @@ from sdpa_ref.masks import Block
 
 B, H, L, S = (2, 3), 4, 23, 31
 RNG = np.random.default_rng(0)
+BIAS = RNG.standard_normal((3, 1, L, S))
 MASKS = {
     "none": None,
     "causal": Causal(),
@@ -55,16 +56,16 @@ def spans(n):
     return st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted).map(tuple)
 
 
-def whole(mask):
+def whole(mask, entries=False):
     q, k = np.zeros((*B, H, L, 8)), np.zeros((*B, 2, S, 8))
-    bias = (RNG.standard_normal((3, 1, L, S)), ALiBi(np.arange(4.0)))
+    bias = (BIAS, ALiBi(np.arange(24.0).reshape(2, 3, 4) if entries else np.arange(4.0)))
     return problem_of(q, k, k, mask=mask, query_offset=5, bias=bias, dropout=Dropout(0.5, 3))
 
 
 @pytest.mark.parametrize("name", MASKS)
 @given(data=st.data())
 def test_a_block_keeps_and_adds_what_the_whole_does(name, data):
-    problem = whole(MASKS[name])
+    problem = whole(MASKS[name], data.draw(st.booleans()))
     first = data.draw(spans(B[0]))
     groups, rows, keys = data.draw(spans(2)), data.draw(spans(L)), data.draw(spans(S))
     keys = (keys[0] - keys[0] % 4, keys[1])
