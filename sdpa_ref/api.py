@@ -47,7 +47,8 @@ def sdpa(
     key : array, Paged or Quantized, shape (..., Hkv, S, E)
         ``Hq`` is a multiple of ``Hkv``: query head h reads key head ``h // (Hq // Hkv)``.
     value : array, Paged or Quantized, shape (..., Hkv, S, Ev)
-        Leading axes broadcast. Strides are free, and nothing is written to.
+        Leading axes broadcast. Strides are free, and nothing is written to. Dask arrays give lazy results; keys and
+        values in a store, such as zarr arrays, are read a piece at a time (`reading`).
     mask : Mask or bool array, optional
         What a query may attend to (True): an object such as ``Causal() & KeyLengths(n)``, or an array that broadcasts
         to ``(..., Hq, L, S)``. A row that sees no key gives 0.
@@ -75,7 +76,8 @@ def sdpa(
         Order of heads and lengths in query, key, value and output; mask and bias are always ``(..., Hq, L, S)``.
     backend : str, optional
         One of `names`. By default the one for the kind of array: CuPy arrays cupy; NumPy arrays numba where it is
-        installed, else reference. A named backend is never replaced by another.
+        installed, else reference. Of Dask arrays and stores it computes the blocks. A named backend is never replaced
+        by another.
     out : array, optional
         Receives the output; of its shape and type, and sharing no memory with an input. When the call raises, also
         because it was interrupted, part of it may be written.

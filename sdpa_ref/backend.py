@@ -378,8 +378,8 @@ class Backend(Protocol):
     ) -> Gradients:
         """Return the gradients in canonical order; `result` is what `forward` made of the same problem, where known.
 
-        It may be that of more keys, of which the problem has some: then its m and z make the weights.
-        Those of broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
+        It may be that of more keys, of which the problem has some: then its m and z make the weights. Gradients of
+        broadcast axes may be summed or not. Of several biases there may be one, of their sum, or a tuple.
         """
         ...
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref import registry
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import Backend, Problem, Result, Sums, sum_of_biases
 from sdpa_ref.floating_point import ieee
@@ -46,7 +47,7 @@ def part(outline: Problem, block: Block) -> Problem:
     entry, head, _, _ = block.first
     return outline._replace(
         form=form, visible=visible, offset=offset + i0, positions=positions, key_positions=key_positions,
-        slopes=None if outline.slopes is None else outline.slopes[slice(*block.heads)],
+        slopes=None if outline.slopes is None else block.entries(outline.slopes[..., slice(*block.heads)], 1),
         sink=None if outline.sink is None else outline.sink[slice(*block.heads)],
         rules=tuple(rule._within(block) for rule in outline.rules),
         first_row=outline.first_row + i0, first_key=outline.first_key + j0,
@@ -69,6 +70,14 @@ def filled(
     keep = reduce(np.logical_and, kept) if kept else None
     biases = () if bias is None else (bias,)
     return outline._replace(query=query, key=key, value=value, keep=keep, bias=bias, biases=biases, rules=())
+
+
+def computing(problem: Problem, name: str | None, task: str) -> Backend:
+    """Return the backend that computes the blocks of a problem of stand-ins, or raise the error of one that cannot."""
+    backend = registry.choose(problem, name, task)
+    if task == "vjp" and "add" not in backend.TASKS:  # it may go by the keys of a block alone
+        raise NotImplementedError(f"backend {registry.name_of(backend)!r} has no gradients of blocks: the task 'add'")
+    return backend
 
 
 def seen(visible: Band | Intervals | None, block: Block, S: int, cuts: list[tuple[int, int]]) -> list[int]:
@@ -101,14 +110,13 @@ def add(backend: Backend, problem: Problem, sums: Sums | None) -> Sums:
     """Return the sums with the keys of a block added, in new arrays; the block has no sink."""
     if "add" in backend.TASKS:
         return backend.add(problem, sums)
-    own = alone(backend, problem)
+    own = alone(backend, problem, problem.acc_dtype)
     return own if sums is None else merged(sums, own)
 
 
 @ieee
-def alone(backend: Backend, problem: Problem) -> Sums:
-    """Return the sums over the keys of a block, by the backend's `forward`."""
-    acc = np.dtype(np.float64) if "stages" in backend.TASKS else problem.acc_dtype  # the reference has no other
+def alone(backend: Backend, problem: Problem, acc: np.dtype[Any]) -> Sums:
+    """Return the sums over the keys of a block in this type, by the backend's `forward`."""
     result = backend.forward(widened(problem, acc), WHOLE)
     with np.errstate(all="ignore"):
         return Sums(result.m, result.z, result.output * result.z[..., None])

@@ -1,17 +1,18 @@
 """The definition of attention: the eight steps of docs/semantics.md in float64, rounded once. No line is for speed."""
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.backend import Problem, Result
+from sdpa_ref.backend import Problem, Result, Sums
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.reference_vjp import vjp
 from sdpa_ref.storage import Stored
 
-__all__ = ["ARRAYS", "TASKS", "Stages", "forward", "stages", "unavailable", "unsupported", "vjp"]
+__all__ = ["ARRAYS", "TASKS", "Stages", "add", "finish", "forward", "stages", "unavailable", "unsupported", "vjp"]
 
-ARRAYS, TASKS = "numpy", frozenset({"vjp", "stages"})
+ARRAYS, TASKS = "numpy", frozenset({"vjp", "stages", "add"})
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -142,3 +143,18 @@ def mixed(weights: Array, seen: Array, value: Array) -> Array:
         rows = np.where(harmful, value, 0)[..., None, j, :]
         total += np.where(seen[..., j, None], weights[..., j, None] * rows, 0)
     return total
+
+
+def add(problem: Problem, sums: Sums | None) -> Sums:
+    """Return the sums with the keys of a problem added, in float64."""
+    from sdpa_ref.blocks import alone, merged  # who has no blocks needs none of it
+
+    own = alone(sys.modules[__name__], problem, np.dtype(np.float64))
+    return own if sums is None else merged(sums, own)
+
+
+def finish(problem: Problem, sums: Sums, want: frozenset[str]) -> Result:
+    """Return what sums come to, rounded once."""
+    from sdpa_ref.blocks import divided
+
+    return divided(problem, sums)

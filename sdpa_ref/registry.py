@@ -13,6 +13,7 @@ STORES = "stores"  # the loop over pieces of a store, no backend that can be nam
 _OWN = {"cupy": "sdpa_cupy", "dask": "sdpa_dask", "numba": "sdpa_numba"}
 _BY_KIND = {"numpy": ("numba", "reference"), "cupy": ("cupy",)}  # what backend=None tries, in this order
 _BLOCKWISE = {"dask": "dask", "store": STORES}  # who cuts up what is not in memory, for backends that compute blocks
+_BY_DEFAULT = _BY_KIND | {kind: (name,) for kind, name in _BLOCKWISE.items()}
 
 
 class BackendUnavailable(RuntimeError):
@@ -54,12 +55,12 @@ def load(name: str) -> Backend:
 
 
 def name_of(backend: Backend) -> str:
-    """Return the name of a backend that `choose` took by default."""
-    for name in (name for names in _BY_KIND.values() for name in names):
+    """Return the name of a backend that was loaded."""
+    for name in names():
         with suppress(BackendUnavailable):
             if _module(name) is backend:
                 return name
-    raise AssertionError("a default backend has a name")
+    raise AssertionError("a backend has a name")
 
 
 def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend:
@@ -73,9 +74,9 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
     if not isinstance(name, str):
         raise TypeError(f"backend must be a name or None, got {type(name).__name__}")
     backend = load(name)
-    if problem.kind in _BLOCKWISE and backend.ARRAYS != problem.kind:
+    if backend.ARRAYS != problem.kind and problem.kind in _BLOCKWISE:
         backend = load(_BLOCKWISE[problem.kind]).over(name)  # the named one computes the blocks
-    if backend.ARRAYS != problem.kind:
+    elif backend.ARRAYS != problem.kind:
         raise TypeError(
             f"backend {name!r} takes {backend.ARRAYS} arrays, got {problem.kind} arrays; "
             "nothing is moved between host and device"
@@ -87,8 +88,8 @@ def choose(problem: Problem, name: str | None, task: str = "forward") -> Backend
 
 
 def _default(problem: Problem, task: str) -> Backend:
-    kind, reasons = problem.form.kind, []
-    for name in _BY_KIND[kind] if kind in _BY_KIND else (_BLOCKWISE[kind],):
+    reasons = []
+    for name in _BY_DEFAULT[problem.form.kind]:
         try:
             backend = load(name)
         except (BackendUnavailable, ValueError) as error:
@@ -102,6 +103,8 @@ def _default(problem: Problem, task: str) -> Backend:
 
 
 def _refusal(backend: Backend, problem: Problem, task: str) -> str | None:
+    if task == "stages" and problem.kind == "dask":
+        return "the stages come from the reference, which takes NumPy arrays: pass .compute()"
     if task != "forward" and task not in backend.TASKS:
         return {
             "vjp": "it has no gradients",

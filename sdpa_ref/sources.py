@@ -91,7 +91,8 @@ class Source:
         return numbers.swapaxes(-2, -3) if self.axes[-3] > self.axes[-2] else numbers  # type: ignore[operator]
 
     def __reduce__(self) -> Any:
-        state = self.array if not _is_mapped(self.array) else Mapped.of(self.array)
+        named = _is_mapped(self.array) and self.array.filename
+        state = Mapped.of(self.array) if named else self.array
         return _restored, (state, self.shape, self.axes)
 
     def __dask_tokenize__(self) -> Any:
@@ -188,7 +189,8 @@ def reading(
     limit : int, optional
         The most bytes that a piece of keys and values, and what a kernel packs of it, may take. By default 256 MiB.
     progress : callable, optional
-        ``progress(done, total)`` is called after each piece, with the number of pieces.
+        ``progress(done, total)`` is called after each piece, with the number of pieces. The tasks of a graph do not
+        call it: Dask has bars of its own.
     grad_key, grad_value : array-like, optional
         Where `sdpa_vjp` writes the gradients by key and value, a piece at a time: of their shapes, and writeable by
         slices. Left out, these gradients are arrays in memory.
@@ -216,12 +218,13 @@ def reading(
 
 
 def pieces(S: int, bytes_of_key: int, limit: int, chunk: int) -> list[tuple[int, int]]:
-    """Return where pieces of the keys begin and end, each within the limit or one key long.
+    """Return where pieces of the keys begin and end, each within the limit or four keys long.
 
-    They are multiples of 1024 keys, and of the store's chunks, where the limit leaves room for these.
+    They are multiples of four keys, as the bits of dropout are, and of 1024 keys and the store's chunks where the limit
+    leaves room for these.
     """
-    n = max(1, limit // max(1, bytes_of_key))
-    for step in (math.lcm(CHUNK, chunk), CHUNK, chunk, 4):
+    n = max(4, limit // max(1, bytes_of_key))
+    for step in (math.lcm(CHUNK, chunk), CHUNK, math.lcm(4, chunk), 4):
         if step <= n:
             n -= n % step
             break

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref import registry
 from sdpa_ref.backend import Backend, Gradients, Problem, Result, Sums
 from sdpa_ref.backflow import flow_of, sink_gradient, summed_to, uncompiled
-from sdpa_ref.blocks import add, divided_by, filled, no_sums, outlined, part, seen, widened
+from sdpa_ref.blocks import add, computing, divided_by, filled, no_sums, outlined, part, seen, widened
 from sdpa_ref.masks import Block
 from sdpa_ref.sources import Source, pieces, settings
 
 __all__ = ["ARRAYS", "TASKS", "Over", "forward", "over", "unavailable", "unsupported", "vjp"]
 
-ARRAYS, TASKS = "store", frozenset({"vjp"})
+ARRAYS, TASKS = "store", frozenset({"vjp", "stages"})
 Array = Any
 
 
@@ -39,7 +38,7 @@ class Over:
     def backend(self, problem: Problem, task: str = "forward") -> Backend:
         """Return the backend that computes the pieces."""
         arrays = {name: _stand_in(getattr(problem, name), problem.dtype) for name in ("key", "value")}
-        return registry.choose(problem._replace(form=problem.form._replace(kind="numpy"), **arrays), self.name, task)
+        return computing(problem._replace(form=problem.form._replace(kind="numpy"), **arrays), self.name, task)
 
     def forward(self, problem: Problem, want: frozenset[str]) -> Result:
         """Return what is wanted; for weights, which are larger, all keys are read at once."""
@@ -78,6 +77,10 @@ class Over:
         bias = None if not d_biases else d_biases[0] if len(d_biases) == 1 else tuple(d_biases)
         by_sink = None if problem.sink is None else sink_gradient(problem.sink, flow, *grads)
         return Gradients(d_query, d_key.whole, d_value.whole, bias, by_sink)
+
+    def stages(self, problem: Problem) -> Any:
+        """Return every stage; all keys are read at once."""
+        return self.backend(problem, "stages").stages(in_memory(problem))
 
 
 _DEFAULT = Over()

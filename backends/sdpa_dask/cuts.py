@@ -74,7 +74,13 @@ class Cuts:
         if order not in ("auto", "chain", "tree"):
             raise ValueError(f'the Dask option sdpa-ref.order must be "auto", "chain" or "tree", got {order!r}')
         tree = few if order == "auto" else order == "tree"
-        call = Call(kernel, problem.keep is not None, len(problem.biases), few and tree, settings().limit)
+        call = Call(
+            kernel,
+            problem.keep is not None,
+            len(problem.biases),
+            few and tree and kernel != "reference",
+            settings().limit,
+        )
         names = [x if not isinstance(x, da.Array) else x.name for x in (query, key, value, *arrays)]
         token = tokenize(*names, grid, _plain(outline), score_mod, call, tree)
         posed = problem._replace(query=query, key=key, value=value)

@@ -8,6 +8,7 @@ import numpy as np
 from sdpa_ref import registry
 from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.backflow import uncompiled
+from sdpa_ref.blocks import computing
 from sdpa_ref.sources import Source
 
 from . import gradients, graph
@@ -35,19 +36,9 @@ class Over:
         """Return the name of the backend that computes the blocks."""
         check_chunks(problem)
         arrays = {n: _stand_in(getattr(problem, n), problem.dtype) for n in ("query", "key", "value")}
-        block = problem._replace(
-            form=problem.form._replace(kind="numpy"),
-            **arrays,
-            keep=None,
-            bias=None,
-            biases=(),
-            rules=(),
-            blockwise=False,
-        )
-        if self.name is not None:
-            registry.choose(block, self.name, task)
-            return self.name
-        return registry.name_of(registry.choose(block, None, task))
+        nothing: dict[str, Any] = {"keep": None, "bias": None, "biases": (), "rules": (), "blockwise": False}
+        block = problem._replace(form=problem.form._replace(kind="numpy"), **arrays, **nothing)
+        return registry.name_of(computing(block, self.name, task))
 
     def forward(self, problem: Problem, want: frozenset[str]) -> Result:
         """Return what is wanted, as Dask arrays."""
@@ -55,9 +46,8 @@ class Over:
 
     def vjp(self, problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
         """Return the gradients; the forward pass has the names that it has elsewhere, and so is computed once."""
-        return gradients.vjp(
-            Cuts.of(uncompiled(problem), self.kernel(problem, "vjp"), pieces_at_once=False), grad_output, grad_lse
-        )
+        kernel = self.kernel(problem, "vjp")
+        return gradients.vjp(Cuts.of(uncompiled(problem), kernel, pieces_at_once=False), grad_output, grad_lse)
 
 
 def check_chunks(problem: Problem) -> None:

@@ -122,7 +122,7 @@ def state(
         if not call.alone:
             sums = add(backend, problem, sums)
         else:
-            own = alone(backend, problem)
+            own = alone(backend, problem, problem.acc_dtype)
             sums = own if sums is None else merged(sums, own)
     return no_sums(rows.problem, L) if sums is None else sums
 

@@ -60,14 +60,16 @@ def solve(
     values, output = 0 if value is None else id(value), 0 if out is None else id(out)
     pool, helpers = team()
     lse = m = z = weights = arrays = None
+    results: tuple[int, ...] = (0, 0, 0)
     intervals: tuple[int, ...] = (0, 0, 0)
     if not only_output:
         lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
         m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
         weights = np.zeros((*query.shape[:-1], problem.S), form.dtype) if "weights" in want else None
+        results = _address(lse), _address(m), _address(z)
     if sums is not None:
         m, z = sums.m, sums.z
-    results = _address(lse), _address(m), _address(z)
+        results = _address(lse), id(m), id(z)
     kind, band, entries, place = ALL, None, 0, _NO_BAND
     if type(visible) is Band:
         kind, band = BAND, visible

@@ -1,19 +1,13 @@
-"""Tests of Dask arrays: skipped with the reason where Dask is not installed, unless it is required."""
+"""Tests of Dask arrays and of stores: each file skips what is not installed, unless it is required."""
 
 import os
 
 import pytest
 
-collect_ignore_glob = []
-if "dask" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
-    try:
-        import dask.array  # noqa: F401
-    except ImportError:
-        collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_report_header():
-    return "tests/dask: skipped, Dask is not installed" if collect_ignore_glob else None
+if "dask" in os.environ.get("SDPA_TEST_REQUIRE", ""):
+    import dask.array  # noqa: F401
+    import distributed  # noqa: F401
+    import zarr  # noqa: F401
 
 
 @pytest.fixture

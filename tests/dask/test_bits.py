@@ -65,6 +65,23 @@ def test_bits_of_one_call_where_borders_are_multiples_of_1024(call, dtype):
         assert_same_bits(compute(sdpa(x, y, z, **options, backend="numba")), one)
 
 
+def test_compiled_functions_of_scores_count_from_the_whole():
+    numba = pytest.importorskip("numba")
+
+    @numba.njit
+    def score(s, b, h, i, j):
+        return s + 0.1 * (b % 3) - 0.2 * h + 0.001 * (i - j)
+
+    score.derivative = numba.njit(lambda s, b, h, i, j: 1.0)
+    q, k, v, g = draw(6, (3, 4, 60, 24), (3, 2, 1500, 24), (3, 2, 1500, 16), (3, 4, 60, 16))
+    x = da.from_array(q, chunks=(1, 2, 33, 24))
+    y, z = (da.from_array(a, chunks=(2, 1, 1024, -1)) for a in (k, v))
+    assert_same_bits(compute(sdpa(x, y, z, score_mod=score)), sdpa(q, k, v, score_mod=score, backend="numba"))
+    found, one = sdpa_vjp(x, y, z, g, score_mod=score), sdpa_vjp(q, k, v, g, score_mod=score)
+    for a, b in zip(compute(list(found[:3])), one[:3], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+
+
 def test_states_and_a_single_row_have_the_bits_of_one_call():
     for L in (1, 40):
         q, k, v = draw(1, (4, L, 24), (2, 3900, 24), (2, 3900, 16))
@@ -177,12 +194,20 @@ def test_a_killed_worker_changes_no_bit(cluster):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_decode_step_moves_little(cluster):
-    q, k, v = draw(5, (1, 8, 1, 64), (1, 2, 8192, 64), (1, 2, 8192, 64))
-    y, z = (da.from_array(a, chunks=(1, 2, 2048, 64)) for a in (k, v))
-    y, z = cluster.persist([y, z])
-    lazy = sdpa(da.from_array(q), y, z, mask=Causal(), query_offset="end")
+    """States, and a key of which the value is the same array: a shard that lies apart from its value would be moved."""
+    distributed = pytest.importorskip("distributed")
+    q, k = draw(5, (1, 8, 1, 64), (1, 2, 8192, 64))
+    key = cluster.persist(da.from_array(k, chunks=(1, 2, 2048, 64)))
+    distributed.wait(key)
+
+    def moved():
+        return sum(cluster.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values())
+
+    before = moved()
+    lazy = sdpa(da.from_array(q), key, key, mask=Causal(), query_offset="end")
     got = cluster.compute(lazy).result(timeout=120)
-    np.testing.assert_allclose(got, sdpa(q, k, v), atol=1e-6)
+    np.testing.assert_allclose(got, sdpa(q, k, k), atol=1e-6)
+    assert moved() - before < 100_000  # a shard is a megabyte
     with dask.config.set({"sdpa-ref.order": "chain"}):
-        chain = sdpa(da.from_array(q), y, z, mask=Causal(), query_offset="end")
-    assert_same_bits(cluster.compute(chain).result(timeout=120), sdpa(q, k, v, backend="numba"))
+        chain = sdpa(da.from_array(q), key, key, mask=Causal(), query_offset="end")
+    assert_same_bits(cluster.compute(chain).result(timeout=120), sdpa(q, k, k, backend="numba"))

@@ -234,6 +234,12 @@ def test_shapes_that_do_not_fit_are_an_error():
         sdpa(key, sdpa_ref.Int8().encode(np.zeros((4, 8), "float32")), key)
 
 
+def test_stages_are_those_of_arrays_in_memory():
+    x = zeros(4, 8, chunks=2)
+    with pytest.raises(NotImplementedError, match=r"takes NumPy arrays: pass \.compute\(\)"):
+        sdpa_ref.sdpa_stages(x, x, x)
+
+
 def test_numpy_arrays_beside_dask_arrays_are_parts_of_the_graph(sync):
     q, k, v = draw(0, (2, 9, 8), (2, 20, 8), (2, 20, 8))
     expected = sdpa(q, k, v)
@@ -274,6 +280,16 @@ def test_a_worker_without_the_kernel_says_so(sync, monkeypatch):
     monkeypatch.setattr(sdpa_ref.registry, "load", load)
     with pytest.raises(sdpa_ref.BackendUnavailable, match="the client chose backend 'reference' for the blocks"):
         lazy.compute()
+
+
+def test_gradients_of_blocks_need_a_backend_that_has_them(monkeypatch):
+    from sdpa_ref import reference
+
+    x = zeros(4, 8, chunks=2)
+    monkeypatch.setattr(reference, "TASKS", frozenset({"vjp"}))
+    with pytest.raises(NotImplementedError, match="'reference' has no gradients of blocks"):
+        sdpa_vjp(x, x, x, x, backend="reference")
+    np.testing.assert_array_equal(sdpa(x, x, x, backend="reference").compute(scheduler="synchronous"), 0)
 
 
 def test_masked_chunks_are_an_error():

@@ -17,6 +17,7 @@ from sdpa_ref import (
     Window,
     reading,
     sdpa,
+    sdpa_stages,
     sdpa_state,
     sdpa_vjp,
     sdpa_weights,
@@ -105,6 +106,7 @@ def test_the_other_functions():
         np.testing.assert_allclose(state.lse, whole.lse, atol=1e-6)
         np.testing.assert_allclose((state + whole).output, whole.output, atol=1e-6)
         np.testing.assert_allclose(sdpa_weights(q, Store(k)), sdpa_weights(q, k), atol=1e-6)
+        np.testing.assert_allclose(sdpa_stages(q, Store(k), Store(v)).lse, whole.lse, atol=1e-6)
         output, vjp = sdpa_with_vjp(q, Store(k), Store(v))
         np.testing.assert_allclose(vjp(g).key, sdpa_vjp(q, k, v, g).key, atol=1e-6)
         out = np.empty_like(output)
@@ -152,9 +154,19 @@ def test_wrong_settings_are_an_error(options, kind, words):
 def test_pieces_are_multiples_of_1024_and_of_chunks():
     assert pieces(5000, 1, 2500, 1) == [(0, 2048), (2048, 4096), (4096, 5000)]
     assert pieces(10_000, 1, 7000, 1536)[0] == (0, 6144 - 6144 % 3072)
-    assert pieces(100, 1, 10, 1) == [(j, min(j + 10, 100)) for j in range(0, 100, 10)]
+    assert pieces(100, 1, 10, 1) == [(j, min(j + 8, 100)) for j in range(0, 100, 8)]
     assert pieces(0, 1, 10, 1) == []
-    assert pieces(3, 100, 10, 1) == [(0, 1), (1, 2), (2, 3)]
+    assert pieces(9, 100, 10, 1) == [(0, 4), (4, 8), (8, 9)]
+    assert pieces(90, 1, 50, 6)[0] == (0, 48)
+
+
+def test_bits_of_dropout_do_not_depend_on_pieces(backend):
+    q, k = draw(12, (2, 20, 16), (2, 300, 16))
+    options = {"dropout": Dropout(0.5, 1), "backend": backend}
+    expected = sdpa(q, k, k, **options)
+    for limit, chunk in ((1, 1), (5000, 7), (9000, 30)):
+        with reading(limit=limit):
+            np.testing.assert_allclose(sdpa(q, Store(k, chunk), Store(k, chunk), **options), expected, atol=1e-6)
 
 
 def test_a_mapped_file_is_sent_as_its_place(tmp_path):
