@@ -2,8 +2,9 @@
 
 import ast
 import io
+import tempfile
 import traceback
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from typing import Any
 
 from docutils import nodes
@@ -29,8 +30,10 @@ class CodeCell(SphinxDirective):
         """Return the code, what it printed, and the picture it ended with."""
         source = "\n".join(self.content)
         namespace = self.env.temp_data.setdefault("cells", {"__name__": "__main__"})
+        folder = self.env.temp_data.setdefault("folder", tempfile.TemporaryDirectory())  # for files that a page writes
         try:
-            printed, value = execute(source, namespace)
+            with chdir(folder.name):
+                printed, value = execute(source, namespace)
         except Exception:
             raise self.error(traceback.format_exc()) from None
         picture = hasattr(value, "_repr_html_")

@@ -14,7 +14,7 @@ import pytest
 
 import sdpa_ref
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONAL = "numba cupy matplotlib PIL rich ml_dtypes safetensors platformdirs hypothesis pytest onnx torch".split()
 OPTIONAL += ["dask", "distributed", "zarr"]
 PROOFS = (

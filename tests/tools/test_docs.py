@@ -15,7 +15,7 @@ import sdpa_ref.testing
 from sdpa_ref.cli import main
 from sdpa_ref.masks import RULES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in (*ROOT.glob("*.md"), *PAGES)}

@@ -34,7 +34,7 @@ from sdpa_ref.masks.looking import picture
 from sdpa_ref.testing.case_options import BY_WORD, MASKS
 from sdpa_ref.testing.cases import case
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 N = [2, 6]  # a length for each of the two batch entries
 Q_IDS, K_IDS = [0, 0, 4, 4, 1], [4, 0, 0, 9, 9, 1, 1]

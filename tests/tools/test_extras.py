@@ -8,7 +8,7 @@ import pytest
 
 from sdpa_ref.extras import install
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCES = [path for path in (ROOT / "sdpa_ref").rglob("*.py") if path.name != "extras.py"]
 
 

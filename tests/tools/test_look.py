@@ -11,7 +11,7 @@ from pages import parts, weights_of
 
 from sdpa_ref.viewer import page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "_static" / "look.html"
 
 

@@ -1,6 +1,6 @@
-"""Bugs that users of other libraries have reported, a section a kind: layout, sizes, bits, gradients, memory.
+"""Bugs that users of other libraries have reported: layout, sizes, bits, gradients, memory, a section for each kind.
 
-What the tests of a rule hold already is not repeated; what is visible to whom is in `test_reports_masks.py`.
+What the tests of a rule hold already is not repeated; what is visible to whom is in `test_visibility.py`.
 """
 
 import multiprocessing

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples/search.py"
+EXAMPLE = Path(__file__).parents[2] / "examples/search.py"
 spec = importlib.util.spec_from_file_location("search", EXAMPLE)
 search = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(search)

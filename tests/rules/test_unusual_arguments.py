@@ -1,4 +1,4 @@
-"""Faults that an attack from outside has found, by kind."""
+"""Arguments at the ends of what is legal, and of kinds that are not, and what a call does with them."""
 
 import ml_dtypes
 import numpy as np

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NIGHTLY = settings.default.max_examples >= 1000
 NEEDS = {"translate": ["rich", "matplotlib"], "denoise": ["rich", "matplotlib"]}
 NEEDS["million"] = [*NEEDS["translate"], "zarr"]

@@ -21,7 +21,7 @@ from sdpa_ref.bench.cases import CASES
 from sdpa_ref.bench.loops import LOOPS
 from sdpa_ref.testing import assert_close
 
-BENCHES = Path(__file__).parents[1] / "asv_benches"
+BENCHES = Path(__file__).parents[2] / "asv_benches"
 MODULES = ("calls", "forward", "gradients", "memory", "pairs", "peers", "startup")
 CHROMIUM = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

@@ -1,4 +1,4 @@
-"""Bugs that users of other libraries have reported, a section a kind: what is visible to whom."""
+"""Bugs that users of other libraries have reported: which keys a row sees, a section for each kind."""
 
 import ml_dtypes
 import numpy as np

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 NIGHTLY = settings.default.max_examples >= 1000
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))  # for what an example imports from beside it
 spec = importlib.util.spec_from_file_location("chat", EXAMPLES / "chat.py")
 chat = importlib.util.module_from_spec(spec)

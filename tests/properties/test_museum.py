@@ -100,5 +100,5 @@ def test_wrong_use(arguments, message, capsys):
 
 
 def test_page_of_the_documentation_has_them_all():
-    page = (Path(__file__).parents[1] / "docs" / "museum.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "museum.md").read_text(encoding="utf-8")
     assert [name for name in museum.FAULTS if f"| [{name}](" not in page and f"| {name}: " not in page] == []

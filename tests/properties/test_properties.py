@@ -41,7 +41,7 @@ WIDE = st.sampled_from(["float32", "float64"])
 @settings(max_examples=max(1, settings.default.max_examples // 4))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_law(fast_backend, law, seed):
-    """Hypothesis drives the one list of laws; `tests/test_conformance.py` has it by rounds, and the laws of state."""
+    """Hypothesis drives the one list of laws; `test_conformance.py` has it by rounds, and the laws of state."""
     target = resolve(fast_backend)
     words, number = law.draw(np.random.default_rng(seed), target.capabilities)
     failure = law.check(target, fitted(seeded(words, number), target.capabilities))
