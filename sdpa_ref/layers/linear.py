@@ -64,10 +64,12 @@ class Linear(Layer):
         x = checked_input("x", x, "in_features", in_features=self.in_features)
         dtype, x, weight, bias = _widened(x, self.weight, self.bias)
         with np.errstate(all="ignore"):
-            y = x @ weight.T
+            y = (
+                x.reshape(-1, self.in_features) @ weight.T
+            )  # one product, where NumPy would make one of each batch entry
             if bias is not None:
                 y += bias
-            return y.astype(dtype, copy=False)
+            return y.reshape(*x.shape[:-1], self.out_features).astype(dtype, copy=False)
 
     def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
         """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""

@@ -179,7 +179,7 @@ class MultiHeadAttention(Layer):
             Tokens before those of `x`, which are added to it: each token attends to those before it and to itself.
             The cache has their positions, so `query_offset` is not allowed. If the call raises, they are taken out
             again, as far as a window without slack allows.
-        positions : array of real numbers, shape (L,) or (*batch, L), optional
+        positions : array of real numbers, shape ``(L,)`` or ``(*batch, L)``, optional
             Where the tokens stand, for `rotary` positions; from what the cache holds on, or from 0, by default.
         mask, bias, query_offset, dropout, backend
             As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.

@@ -18,7 +18,8 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
 
 from .elementary import elementary
-from .few_rows_steps import PANELS, STEP, adjuster, scorer, softmax_step, value_adder
+from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
+from .few_rows_values import STEP, value_adder
 from .finish import finisher, lse_of
 from .heads import HEAD_BYTES, place_head
 from .record import SOURCE_BYTES, read_arrays, read_record

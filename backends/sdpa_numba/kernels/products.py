@@ -7,7 +7,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.unrolled import tiler
+from sdpa_numba.vector.tiler import tiler
 
 
 @cache

@@ -12,7 +12,7 @@ import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, splatter, storer
-from sdpa_numba.vector.unrolled import tiler
+from sdpa_numba.vector.tiler import tiler
 
 from . import scores
 from .finish import finisher, lse_of

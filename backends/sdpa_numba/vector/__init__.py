@@ -1,1 +1,1 @@
-"""LLVM for Numba: vectors, memory that threads share, and the two pieces of unrolled code."""
+"""LLVM for Numba: vectors, memory that threads share, and unrolled code."""

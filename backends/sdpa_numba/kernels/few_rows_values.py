@@ -1,0 +1,137 @@
+"""The last step of the kernel for few rows: the weighted sum of the values of a block."""
+
+from functools import cache
+
+import numpy as np
+
+from sdpa_numba.compile.parts import part
+from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.simd import fma, loader, storer
+
+from .codes import code_product
+from .few_rows_steps import PANELS, at_once, multiplier
+from .heads import page_at
+from .pack import value_packer
+from .rows import keeps
+from .stored import reader, rows_packer
+from .views import stride
+
+STEP = 32  # keys whose values stay in the first cache while all columns are done
+DECODED = 8  # keys whose values are decoded at once: there they take four times the room
+
+
+@cache
+def adder(source, acc, lanes, block):
+    """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
+    size, source_size = itemsize(acc), itemsize(source)
+    one = np.dtype(acc).type(1)
+    multiply = multiplier(acc, lanes, True, source)
+    vector = lanes * source_size
+
+    @part
+    def add(n, t, values, row, steps, sums, width):
+        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
+        across, weights_row = width * size, block * size
+        r = 0
+        while r < n:
+            rows, weights, d = at_once(n - r), t + r * weights_row, 0
+            while d < width:
+                vectors = PANELS if width - d >= PANELS * lanes else 1
+                b, c = values + d * source_size, sums + (r * width + d) * size
+                multiply(rows, vectors, weights, weights_row, size, b, vector, row, c, across, steps, one)
+                d += vectors * lanes
+            r += rows
+
+    return add
+
+
+@cache
+def value_adder(dtype, sizes, stored):
+    """Return ``add_values``, which adds the weighted values of a block. Of `stored` values, `value` is a `Head`."""
+    if stored:
+        return stored_value_adder(dtype, sizes)
+    acc, lanes, block, size, source_size = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
+    vector, store, load_one, load_source = lanes * size, storer(acc), loader(acc, acc), loader(dtype, acc)
+    pack_values = value_packer(dtype, acc, lanes)
+    add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
+
+    @part
+    def add_carefully(p, a, rows, n, t, value, j0, low, high, sums, width):
+        """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        for r in range(n):
+            for x in range(low, high):
+                if keeps(p, a, rows, r, j0 + x):
+                    weight = load_one(t + (r * block + x) * size)
+                    for d in range(p.Ev):
+                        to = sums + (r * width + d) * size
+                        store(to, fma(weight, load_source(value + (j0 + x) * row + d * column), load_one(to)))
+
+    @part
+    def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
+        """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
+        row, column = stride(a.value, 2), stride(a.value, 1)
+        in_place = complete and column == source_size and p.Ev == width
+        for x in range(low, high, STEP):
+            steps, source = min(STEP, high - x), value + (j0 + x) * row
+            if in_place:
+                add_in_place(n, t + x * size, source, row, steps, sums, width)
+            elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
+                add_packed(n, t + x * size, values, width * size, steps, sums, width)
+            else:
+                add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
+
+    return add_values
+
+
+@cache
+def stored_value_adder(dtype, sizes):
+    """Return ``add_values`` for values that are stored, which `value`, a `Head`, says where to find."""
+    acc, lanes, block, size, own = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
+    vector, zero, store, load_one = lanes * size, np.dtype(sizes.acc).type(0), storer(acc), loader(acc, acc)
+    add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
+    pack_rows, read_rows = rows_packer(dtype, sizes, lanes), reader(dtype, sizes).read_rows
+    fits, add_codes = code_product(acc, lanes, PANELS, block)
+
+    @part
+    def add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width):
+        """Add ``P @ V`` key by key, without the values that a row drops: they are not all finite."""
+        for r in range(n):
+            for y in range(steps):
+                if keeps(p, a, rows, r, j + y):
+                    weight = load_one(t + (r * block + x + y) * size)
+                    for d in range(p.Ev):
+                        to = sums + (r * width + d) * size
+                        store(to, fma(weight, load_one(values + (y * width + d) * size), load_one(to)))
+
+    @part
+    def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
+        """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
+        across, x = width * size, low
+        as_codes = complete and fits(value, n)
+        in_place = complete and value.direct != 0 and value.width == width and value.across == own
+        while x < high:
+            j, steps = j0 + x, min(STEP, high - x)
+            if in_place:
+                page, slot = page_at(value, j)
+                steps = min(steps, value.page - slot)
+                first = value.first + page * value.leap + slot * value.down
+                add_in_place(n, t + x * size, first, value.down, steps, sums, width)
+            elif as_codes:
+                page, slot = page_at(value, j)
+                steps = min(steps, value.page - slot)
+                add_codes(value, page, slot, steps, n, t + x * size, sums, values)
+            elif complete and value.direct == 0:
+                steps = min(steps, DECODED)
+                read_rows(value, j, steps, values, across)
+                for y in range(steps):
+                    for d in range(value.width, width):
+                        store(values + y * across + d * size, zero)
+                add_packed(n, t + x * size, values, across, steps, sums, width)
+            elif pack_rows(value, j, steps, values, across, vector) or complete:
+                add_packed(n, t + x * size, values, across, steps, sums, width)
+            else:
+                add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width)
+            x += steps
+
+    return add_values
