@@ -61,8 +61,6 @@ class Cuts:
 
         A task may read several pieces of a store, one after the other, unless what it makes of them is as large.
         """
-        score_mod = problem.score_mod
-        query, key, value = problem.query, problem.key, problem.value
         batch, heads, rows, keys, query, key, value = _aligned(problem, MOST_TASKS if pieces_at_once else problem.S)
         slots: list[Any] = []
         outline = outlined(problem._replace(rules=tuple(_with_slots(rule, slots) for rule in problem.rules)))
@@ -74,15 +72,10 @@ class Cuts:
         if order not in ("auto", "chain", "tree"):
             raise ValueError(f'the Dask option sdpa-ref.order must be "auto", "chain" or "tree", got {order!r}')
         tree = few if order == "auto" else order == "tree"
-        call = Call(
-            kernel,
-            problem.keep is not None,
-            len(problem.biases),
-            few and tree and kernel != "reference",
-            settings().limit,
-        )
+        alone = few and tree and kernel != "reference"
+        call = Call(kernel, problem.keep is not None, len(problem.biases), alone, settings().limit)
         names = [x if not isinstance(x, da.Array) else x.name for x in (query, key, value, *arrays)]
-        token = tokenize(*names, grid, _plain(outline), score_mod, call, tree)
+        token = tokenize(*names, grid, _plain(outline), problem.score_mod, call, tree)
         posed = problem._replace(query=query, key=key, value=value)
         return Cuts(posed, outline, batch, heads, rows, keys, arrays, call, token, tree)
 

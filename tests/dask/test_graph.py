@@ -258,6 +258,16 @@ def test_bits_of_dropout_do_not_depend_on_chunks(sync):
         np.testing.assert_allclose(lazy, one, atol=1e-6)
 
 
+def test_states_add_up_before_they_are_computed(sync):
+    q, k, v = draw(0, (2, 4, 9, 8), (2, 4, 20, 8), (2, 4, 20, 8))
+    x, y, z = (da.from_array(a, chunks=(1, 2, 7, 8)) for a in (q, k, v))
+    empty = sdpa_ref.AttentionState.empty((2, 4, 9), 8, like=x)
+    whole = sdpa_state(x, y[:, :, :9], z[:, :, :9]) + empty + sdpa_state(x, y[:, :, 9:], z[:, :, 9:])
+    assert isinstance(whole.output, da.Array)
+    expected = sdpa(q, k, v, sink=np.arange(4.0))
+    np.testing.assert_allclose(whole.with_sink(np.arange(4.0)).output.compute(), expected, atol=1e-6)
+
+
 def test_functions_of_indices_get_those_of_the_whole(sync):
     q, k, v = draw(0, (2, 3, 2, 20, 8), (2, 3, 2, 50, 8), (2, 3, 2, 50, 8))
 
