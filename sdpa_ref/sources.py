@@ -159,7 +159,7 @@ def source_of(value: Any) -> Source | None:
 
 
 class Reading(NamedTuple):
-    """How stores are read: the most bytes of keys and values at a time, who is told, and where gradients go."""
+    """How stores are read: the most bytes at a time, what is called with the progress, and where gradients go."""
 
     limit: int = 2**28
     progress: Callable[[int, int], None] | None = None

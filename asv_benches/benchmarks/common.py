@@ -5,7 +5,7 @@ from importlib import import_module
 
 import sdpa_ref
 
-# asv knows a parameter by its place in the list, in every commit: so these are written out, and new ones go to the end.
+# For asv a parameter is its place in the list, in every commit: so these are written out, and new ones go to the end.
 BACKENDS = ["reference", "numba", "cupy"]
 CASES = [
     "tiny-single",

@@ -1,6 +1,6 @@
 """The GPU backend: fused kernels that are compiled for the device at hand, and whole-array operations for the rest.
 
-CuPy is imported at the first question, never before: without a GPU nobody pays for it.
+CuPy is imported when the backend is first used or queried, never before, so that a machine without a GPU has no cost.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a user can know and do before the first call: the device and its versions, and common kernels compiled."""
+"""Before the first call: a description of the device and its versions, and common kernels compiled."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,8 +1,8 @@
 """Attention in whole-array operations over `xp`, NumPy or CuPy: for what a device or a type cannot do in one kernel.
 
-Each head of each batch entry is computed on its own, in tiles of one size, so that no operation sees what else there
-is: matrix products and sums of array libraries may add in another order for another shape. Products are taken in the
-accumulation type; CuPy's of batched 16-bit arrays are slow or fail.
+Each head of each batch entry is computed on its own, in tiles of one size, so that no operation depends on
+the rest: matrix products and sums of array libraries may add in another order for another shape. Products are taken in
+the accumulation type; CuPy's of batched 16-bit arrays are slow or fail.
 """
 
 from typing import Any, TypeAlias

@@ -103,7 +103,7 @@ def _majors() -> tuple[int, ...]:
 
 
 def _files(major: int) -> Iterator[str]:
-    """Yield where the library may be; a bare name lets the system look."""
+    """Yield where the library may be; for a bare name the system searches its own paths."""
     names = [name.format(major=major) for name in NAMES]
     wheels = find_spec("nvidia")
     folders = (

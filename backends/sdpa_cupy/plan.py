@@ -1,7 +1,7 @@
 """What one call does on a device: which kernels, specialised how, on which grid, with which parameter block.
 
 Nothing here needs a GPU. Kernels are chosen by types, options, widths and the architecture, and remembered by these;
-lengths and other numbers are data of a call. Of the arrays' memory a plan only knows whether rows can be copied 16
+lengths and other numbers are data of a call. Of the arrays' memory a plan only depends on whether rows can be copied 16
 bytes at a time, which changes how tiles are loaded and no result.
 
 Many rows take 4 warps a block, each 16 or 32 rows. Few rows take a warp for 16 rows, the heads of a group together, and
@@ -280,7 +280,7 @@ def _parts(part: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _where(part: Any) -> tuple[int, ...]:
-    """Return what the kernels have to know of stored keys or values: the fields STORAGE of one side."""
+    """Return what the kernels need of stored keys or values: the fields STORAGE of one side."""
     if type(part) is not Stored:
         return _NOWHERE if part is None else (0, 0, CODES[part.dtype.name], *_NOWHERE[3:])
     numbers, paged = part.numbers, part.table is not None

@@ -1,4 +1,4 @@
-"""How a problem is cut: chunks of batch, heads, rows and keys that fit one another, and what each block is told."""
+"""How a problem is cut: chunks of batch, heads, rows and keys that fit one another, and what each block gets."""
 
 import itertools
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Cuts:
     arrays : tuple
         The boolean mask, the biases, and the Dask arrays within rules, in that order.
     call : Call
-        What all tasks are told.
+        What all tasks have in common.
     token : str
         What makes two graphs the same.
     tree : bool
@@ -114,7 +114,7 @@ class Cuts:
         return found
 
     def rows_outline(self, block: Block) -> Outline:
-        """Return what the tasks of a block of rows share; rules are told for each block of keys."""
+        """Return what the tasks of a block of rows share; rules are described for each block of keys."""
         return Outline(part(self.outline._replace(rules=()), block))
 
     def inputs(self, index: Index, block: Block, j: int) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Call:
-    """What all tasks of a call are told.
+    """What all tasks of a call have in common.
 
     Attributes
     ----------

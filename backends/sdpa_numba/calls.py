@@ -96,7 +96,7 @@ def solve(
 
 
 def _solve_short(problem: Problem, layout: struct.Struct, *options: int) -> Result:
-    """Return the output of a problem with no option but these, in half the time that asking for each would take."""
+    """Return the output of a problem with no option but these, in half the time that a test of each would take."""
     form, query, key, value, out, scale = problem[:6]
     out = problem.new_output() if out is None else out
     few = query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv

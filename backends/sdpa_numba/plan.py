@@ -23,7 +23,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, stored: bool = False) -> Plan:
-    """Return the plan for inputs of this type; `few`: the kernel for few rows, which knows no `general` options."""
+    """Return the plan for inputs of this type; `few`: the kernel for few rows, which has no `general` options."""
     sizes = sizes_for("float64" if dtype == np.float64 else "float32", *host_registers())
     if few:
         kernel = few_rows.kernel(dtype.name, sizes, stored)

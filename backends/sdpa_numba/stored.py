@@ -1,4 +1,4 @@
-"""What the kernels are told about keys and values that are stored: where their parts lie, and in which types."""
+"""The arguments for keys and values that are stored: where their parts lie, and in which types."""
 
 import struct
 from functools import cache
@@ -28,7 +28,7 @@ class Described(NamedTuple):
 
 
 def described(problem: Problem) -> Described:
-    """Return what the kernels are told about the keys and values of a problem."""
+    """Return the arguments of the kernels for the keys and values of a problem."""
     key, value, dtype = problem.key, problem.value, problem.form.dtype
     kept: list[Any] = []
     record = _source(key, dtype, kept) + (bytes(_SOURCE.size) if value is None else _source(value, dtype, kept))

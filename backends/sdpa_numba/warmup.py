@@ -1,4 +1,4 @@
-"""What a user can know and do before the first call: where kernels are kept, and all of them compiled."""
+"""Before the first call: where kernels are kept, and all of them compiled."""
 
 from collections.abc import Callable
 from functools import partial

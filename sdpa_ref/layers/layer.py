@@ -47,7 +47,7 @@ class Layer:
             How the names of this layer's entries begin in a whole model, such as ``"encoder.layer.0.attention."``; it
             is taken off, and all other entries are left alone.
         names : mapping of str to str or None, optional
-            What the model's names are here, beside those that `MultiHeadAttention` knows: ``{"q_a": "query"}`` makes
+            What the model's names are here, beside those that `MultiHeadAttention` reads: ``{"q_a": "query"}`` makes
             ``q_a.weight`` the entry ``query.weight``, and None leaves an entry out.
         **sizes : int, or float
             What the shapes do not determine: `num_heads` of `MultiHeadAttention`, `heads` of `SpatialAttention`.

@@ -34,7 +34,7 @@ the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a 
 The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(n + 16) for the sum,
 and by 4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of
 the accumulation type, and where it depends on underflow whether infinity meets a weight of 0, the bound is
-infinite: nothing is asked there.
+infinite: no error is too large there.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Arithmetic(NamedTuple):
     Attributes
     ----------
     acc : str
-        The accumulation type, "" for what this library asks of a backend.
+        The accumulation type, "" for what this library requires of a backend.
     operand : float
         Largest relative error of a number that goes into a product of matrices.
     weight : float

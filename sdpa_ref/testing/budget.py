@@ -34,7 +34,7 @@ class Budget:
         ``4 * (error of the straight formula in the same type + eps * max|expected|)``, a limit for the largest error;
         for more than 64 keys eps is multiplied by the root of S / 64.
     modest : bool
-        Whether the empirical figure is asked for too: when no score exceeds 8, there are 256 numbers or more, and few
+        Whether the empirical figure is required too: when no score exceeds 8, there are 256 numbers or more, and few
         scores of a row or values of a column are equal, so that the straight formula's error is not small by luck.
     """
 
@@ -75,7 +75,7 @@ def error_budget(
         Which result the budget is for.
     precision : str or data type, optional
         How the implementation computes, one of `Capabilities.precision`, or the type in which it accumulates: float16,
-        float32 or float64. By default what this library asks of a backend, float32, or float64 for float64.
+        float32 or float64. By default what this library requires of a backend, float32, or float64 for float64.
     exp_error : float
         The largest relative error of its exponential.
     merges : int

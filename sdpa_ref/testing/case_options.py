@@ -27,7 +27,7 @@ LOUD = "loud"
 
 
 def masked(rng: np.random.Generator, words: tuple[str, ...], lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
-    """Return the mask object, or a bare array where that is all the words ask for."""
+    """Return the mask object, or a bare array where the words describe no more."""
     mask: Any = None
     for word in words:
         name = word.lstrip("&|~")

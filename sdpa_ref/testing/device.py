@@ -34,7 +34,7 @@ def merged(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
-    """Return output and lse as NumPy arrays, and the state itself, which knows more."""
+    """Return output and lse as NumPy arrays, and the state itself, which has more."""
     return state.output.get(), state.lse.get(), state
 
 

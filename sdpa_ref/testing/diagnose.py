@@ -14,7 +14,7 @@ from sdpa_ref.testing.target import Target
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a failure looks like from inside.
+    """Details of a failure.
 
     Attributes
     ----------

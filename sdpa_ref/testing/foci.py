@@ -1,4 +1,4 @@
-"""What the laws ask to be drawn, beyond what `draws.draw` draws freely: functions ``(rng, claims) -> words``."""
+"""What a law draws beyond what `draws.draw` draws freely: functions ``(rng, claims) -> words``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -103,9 +103,9 @@ def vast(rng: np.random.Generator, claims: Capabilities) -> Words:
     """Return a focus on scores of any size."""
     words = masked_and(numbers=one_of("ties", "ties", "needles", "huge", "low"))(rng, claims)
     words["dtype"] = dtype = str(rng.choice(claims.dtypes))
-    if rng.random() < 0.6:  # what the faster kernels ask for
+    if rng.random() < 0.6:  # what the faster kernels require
         words["E"] = words["Ev"] = int(rng.choice((8, 16, 32)))
-    if claims.scale != "none":  # in 16 bits the scale alone may leave the range of those who apply it there
+    if claims.scale != "none":  # in 16 bits the scale alone may leave the range of kernels that apply it there
         words["scale"] = float(10 ** rng.uniform(0, 4 if dtype.endswith("16") else 30))
     return words
 

@@ -54,7 +54,7 @@ class Declined(Exception):
 def called(target: Target, name: str, case: Case, *arrays: Any, **options: Any) -> Any:
     """Return what the function of the target of this name returns, or the Failure that it raised or did not return.
 
-    A target that claims one layout only is not told which.
+    A target that claims one layout only gets no argument for it.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The laws of large scores: a number added to all scores of a row changes nothing, and weights sum to 1.
 
-Where scores are large the bounds are wide: the scores themselves are uncertain. So these laws ask for what does not
+Where scores are large the bounds are wide: the scores themselves are uncertain. So these laws test what does not
 depend on that. Keys of 0 leave the bias alone to make the scores, which are then exact, and equal within a row but for
 keys far below. What is right follows from the same problem without the level, whose bounds are narrow.
 """

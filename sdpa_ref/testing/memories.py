@@ -1,4 +1,4 @@
-"""The laws of state: a call owns its result, leaves its arguments alone, and knows nothing of any other call.
+"""The laws of state: a call owns its result, leaves its arguments alone, and does not depend on any other call.
 
 Arguments are judged as a caller would meet them: an array whose numbers have changed since the last call, a second
 call while the first one runs, a result that is looked at later.
@@ -186,7 +186,7 @@ def _direct(target: Target, case: Case) -> Callable[[], Any]:
 
 
 def _watched(call: Callable[[], Any], watch: Callable[[], None], seen: list[str]) -> Any:
-    """Return what the call returns in another thread, while this one looks at the arguments."""
+    """Return what the call returns in another thread, while this one reads the arguments."""
     with _many_switches(), ThreadPoolExecutor(1) as pool:
         done = pool.submit(call)
         while not done.done():

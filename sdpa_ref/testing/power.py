@@ -42,7 +42,7 @@ class Sight:
 
 @dataclass
 class Watch:
-    """Looks at some of the cases of a run and counts."""
+    """Samples the cases of a run, and counts."""
 
     met: int = 0
     counts: dict[str, list[int]] = field(default_factory=lambda: {name: [0, 0, 0, 0] for name in FAULTS})

@@ -40,7 +40,7 @@ class Property:
         What `draws.draw` shall not draw freely, or a function ``(rng, claims)`` that returns it.
     first : callable
         Returns all words of the first case, whose seed is 1, or none: what real kernels get wrong and draws meet late,
-        so that a target with a second a call is asked for it, too.
+        so that a target with a second a call is tested, too.
     """
 
     name: str
@@ -250,7 +250,7 @@ PROPERTIES: tuple[Property, ...] = (
         "own result", "A result is new memory, which no later call changes.", memories.owns_its_result, focus=foci.fresh
     ),
     Property(
-        "no memory", "A call knows nothing of those before it, whatever the same arrays held then.", memories.forgets,
+        "no memory", "A call does not depend on those before it, whatever the same arrays held then.", memories.forgets,
         focus=foci.small,
     ),
     Property(

@@ -1,4 +1,4 @@
-"""The straight formula in a given accumulation type: what anybody would write in NumPy, without blocks."""
+"""The straight formula in a given accumulation type: as it is written plainly in NumPy, without blocks."""
 
 from typing import Any
 

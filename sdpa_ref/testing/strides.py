@@ -65,8 +65,8 @@ def stored(array: Array, memory: str) -> Array:
 def _far_apart(array: Array) -> Array:
     """Return a view whose last entry along an axis of few lies beyond 2**31 numbers.
 
-    Pages that nobody touches take no memory where the system reserves addresses alone; elsewhere, and where it refuses,
-    or where no axis is short, so that many pages were touched, the array is a plain copy.
+    Pages that are not touched take no memory where the system reserves addresses alone; elsewhere, and where it
+    refuses, or where no axis is short, so that many pages were touched, the array is a plain copy.
     """
     copy = np.array(array, order="C")
     axis = next((axis for axis, n in enumerate(array.shape) if 1 < n <= _FEW), None)

@@ -213,7 +213,7 @@ def _of_chunks(name: str, about: str) -> Target:
 
 
 def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
-    """Return output and lse, and the state itself, which knows more."""
+    """Return output and lse, and the state itself, which has more."""
     return state.output, state.lse, state
 
 

@@ -54,7 +54,7 @@ FAULTS = {
     "TF32 without its small part": Planted("products.h", "rest & finite", "rest & 0", WRONG, {"dtype": "float32"}),
     "no barrier before the keys": Planted("attend.cu", "barrier();  // the keys are there", "//", RACE),
     "no barrier before the values": Planted("attend.cu", "barrier();  // the values are there", "//", RACE, MANY),
-    "no barrier before the output": Planted("attend.cu", "barrier();  // nobody reads a tile", "//", RACE,
+    "no barrier before the output": Planted("attend.cu", "barrier();  // no thread reads a tile", "//", RACE,
                                            MANY | {"Ev": 64}),
     "no barrier before the table": Planted("rows.h", "table.spans[warp] = span;\n    barrier();",
                                            "table.spans[warp] = span;", RACE),

@@ -1,4 +1,4 @@
-"""Arrays that begin or end beside a page of memory that nobody may touch: who reads past them ends the process."""
+"""Arrays that begin or end beside a page of memory that must not be touched: a read past them ends the process."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""The model of a cache: a list of tokens for each row, attended densely. It knows nothing of slots, pages and codes."""
+"""The model of a cache: a list of tokens for each row, attended densely. It has no slots, pages and codes."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""`sdpa-ref bench`: what is counted and compared, with numbers made by hand; who is wrong or missing; a real run."""
+"""`sdpa-ref bench`: what is counted and compared, with numbers made by hand; what is wrong or missing; a real run."""
 
 import json
 import sys

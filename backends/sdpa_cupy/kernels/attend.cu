@@ -143,7 +143,7 @@ KERNEL(attend, 32 * WARPS) {
         j = next;
     }
     wait_copies<0>();  // of queries that see no key
-    barrier();  // nobody reads a tile any more: the output takes their place
+    barrier();  // no thread reads a tile after this: the output takes their place
 
     UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
         UNROLL for (int half = 0; half < 2; half++) {

@@ -1,6 +1,6 @@
 // hardware.h: the operations of the hardware under one name each. Everything else in this folder is plain C++17 without
 // any other header, so that NVRTC needs no include path and an emulation (-DEMULATED) runs the same source.
-// Products and sums that are to be one operation are written as one, for compilers that are told to join no others.
+// Products and sums that are to be one operation are written as one: compilers are set to join no others.
 //
 // All lanes of a warp call mma_*, ldmatrix_*, shuffle_xor and warp_any together, all threads of a block the barriers.
 #pragma once

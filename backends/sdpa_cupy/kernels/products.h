@@ -68,7 +68,7 @@ DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], const float (&p)[ROW_
                 const char* values) {
     int lane = thread_x() % 32;
 #if ELEMENT == 2
-    // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment wants t and t + 4. The rows of V
+    // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment has t and t + 4. The rows of V
     // are taken in the same order.
     values += lane % 4 * 2 * pitch(VALUE_WIDTH) + lane / 4 * 4;
     UNROLL for (int k = 0; k < KEYS / 8; k++) {

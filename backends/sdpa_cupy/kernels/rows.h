@@ -83,7 +83,7 @@ DEVICE Span joined(Span a, Span b) {
             least(a.stop_least, b.stop_least),     most(a.stop_most, b.stop_most)};
 }
 
-// What a block knows of its work. It lies in shared memory to be looked up, as registers are few.
+// The description of a block's work. It is in shared memory, as registers are few.
 struct alignas(16) Table {
     Task task;
     Span span, spans[WARPS];  // of all rows, and of each warp's

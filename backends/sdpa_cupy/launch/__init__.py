@@ -59,7 +59,7 @@ def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
 
 
 def by_rows(problem: Problem) -> Problem:
-    """Return the problem with visible keys and, where ALiBi asks for them, positions as numbers a row.
+    """Return the problem with visible keys and, where ALiBi needs them, positions as numbers a row.
 
     Tables of pages become what kernels read.
     """

@@ -4,7 +4,7 @@ The status of every launch is checked, and a launch that fails raises at once. W
 shows at a later call, as always in CUDA; with ``CUDA_LAUNCH_BLOCKING=1`` it shows at the launch.
 
 A call that becomes part of a CUDA graph neither loads modules nor moves numbers to the device: the same call before
-the capture has done both. All memory that the graph touches is kept for ever, as nobody tells when a graph is gone.
+the capture has done both. All memory that the graph touches is kept for ever, as the end of a graph is not reported.
 """
 
 from functools import cache, lru_cache

@@ -1,6 +1,6 @@
 """Compilation with Numba, kept on disk under a key of everything that the machine code depends on.
 
-Numba's own cache looks at the one file that holds a function, cannot tell apart what functions made at run time call,
+Numba's own cache checks the one file that holds a function, cannot tell apart what functions made at run time call,
 and keeps an index that processes overwrite for each other. Here every compilation is a file of its own; a change in any
 source of this package, other versions or another processor lead to other files. What the key cannot describe is
 compiled in every process anew, and a file that cannot be read back is as good as none.

@@ -219,7 +219,7 @@ def kernel(sizes, general):
 
     @compiled
     def pull(worker, record):
-        """Compute dQ, dK and dV, and dS where it is asked for."""
+        """Compute dQ, dK and dV, and dS where it is wanted."""
         p, a = read_record(record), read_arrays(record)
         own = p.chunks if p.split == 1 else 1  # chunks of a task
         tiles = p.group // p.fold * p.tiles

@@ -136,7 +136,7 @@ def decoder(code, acc, lanes):
     @part
     def decode(h, page, slot, count, target, row):
         """Write what `count` keys of a page mean, from `slot` on, in the accumulation type and `row` bytes apart."""
-        # what the inner loop asks is held in registers: for all that is known, a store may change what lies in memory
+        # what the inner loop reads is held in registers: LLVM must assume that a store changes what lies in memory
         width, zero, zeros = h.width, splat(number(h.zero)), h.zero != 0
         scaled, shifted, scale_run, offset_run = h.scale.first != 0, h.offset.first != 0, h.scale.run, h.offset.run
         for x in range(slot, slot + count):

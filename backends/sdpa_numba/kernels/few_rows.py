@@ -1,7 +1,7 @@
 """The kernel for few query rows: lanes are keys for the scores and columns of V for the output.
 
 All query rows of a key head share one pass over its keys and values, which are read where they lie. A task is one
-chunk of keys; whoever does the last of them merges the states in their order: nothing depends on who that is.
+chunk of keys; the thread that does the last of them merges the states in their order, whichever thread it is.
 Each sum runs in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
 """
 

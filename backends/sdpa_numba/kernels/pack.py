@@ -15,7 +15,7 @@ def transposing(source, target, working, lanes, ahead=False):
     """Return ``turn_in`` and ``turn_out``, by which columns of `a` become rows of `b`.
 
     `rows` is at most `lanes`. The rows that are missing repeat the last one, and are not written where there is no room
-    for them. With `ahead`, rows that follow are asked for.
+    for them. With `ahead`, rows that follow are prefetched.
     """
     a_size, b_size = itemsize(source), itemsize(target)
     load, store = loader(source, working), storer(target)

@@ -1,4 +1,4 @@
-"""What the forward kernels are told: one record a call, and who fills in which part of it.
+"""The arguments of the forward kernels: one record a call, and what fills in which part of it.
 
 Python writes the addresses of arrays and the options. Lengths, and how the work is cut up, are settled in compiled
 code, which reads the shapes from the arrays themselves: no plan depends on a length.

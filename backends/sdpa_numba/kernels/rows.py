@@ -1,4 +1,4 @@
-"""Query rows as the kernels know them: tables of int64, one number a row, and which keys a row keeps."""
+"""Query rows as the kernels read them: tables of int64, one number a row, and which keys a row keeps."""
 
 from typing import NamedTuple
 

@@ -7,7 +7,7 @@ A worker is a thread that works on a call. The kernel gets the address of its wo
 # much work lies between two polls, and when the last one ended.
 CALL, CREDIT, POLL, INTERVAL, LAST, WORKER = 0, 8, 16, 24, 32, 40
 
-# A call: how many tasks are taken, why it stops, how many helpers may look at it. Then what Python has written: the
+# A call: how many tasks are taken, why it stops, how many helpers may read it. Then what Python has written: the
 # kernel, what settles how the work is cut up (0: Python did), the pool, how many helpers to invite at most. Then memory
 # to give back, how the caller computes, its worker, and the record that the kernel reads.
 TAKEN, STOP, BUSY, KERNEL, SETTLE, POOL, HELPERS, MEMORY, STATE, OWN = range(0, 80, 8)

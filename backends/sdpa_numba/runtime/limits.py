@@ -1,4 +1,4 @@
-"""How many threads a call may use: what was asked for, else the smallest of the limits that the process lives under."""
+"""How many threads a call may use: the number that was set, else the smallest of the limits of the process."""
 
 import operator
 import os
@@ -14,7 +14,7 @@ SOON, LATER = 1e-3, 1.0  # seconds: until affinity and quota are looked up again
 
 
 class _Limits:
-    """The number of threads that was asked for, and what was found last."""
+    """The number of threads that was set, and what was found last."""
 
     asked: int | None = None
     threads, quota = 1, inf
@@ -78,12 +78,12 @@ def get_num_threads() -> int:
 
 
 def look_again() -> None:
-    """Forget what was found: a forked child may live under other limits."""
+    """Forget what was found: a forked child may have other limits."""
     _Limits.next_look = _Limits.next_quota = -inf
 
 
 def _look(now: float) -> int:
-    """Return the number of threads when nobody has asked for one."""
+    """Return the number of threads where none was set."""
     demanded, limits = _environment()
     if demanded is not None:
         return demanded

@@ -1,10 +1,10 @@
-"""The compiled side of a call: inviting helpers, working, polling for signals, and waiting until nobody is at it.
+"""The compiled side of a call: inviting helpers, working, polling for signals, and waiting until no thread works on it.
 
 All of a call is one compiled function, `enter`. No exception can come in between. Only the calling thread ever runs
 Python there: it polls for signals, and what a handler raises stops the call before it leaves.
 
-A helper is a thread of the operating system, and never runs Python: nothing can be raised in it. It looks for a job
-for a while, which costs who has one less than a microsecond, and then sleeps.
+A helper is a thread of the operating system, and never runs Python: nothing can be raised in it. It polls for a job
+for a while, in which a job starts within a microsecond, and then waits for a lock.
 """
 
 import os
@@ -42,8 +42,8 @@ from .processor import IEEE, float_state, moment, set_float_state, ticks
 from .tasks import WORK, proceed
 
 MOST = 1024  # helpers
-PATIENCE = 500_000  # looks at a box before a helper sleeps: about 0.2 ms
-SPIN = 500_000  # looks at a call that helpers have not left, before the caller gives way to other threads
+PATIENCE = 500_000  # reads of a box before a helper waits for its lock: about 0.2 ms
+SPIN = 500_000  # reads of a call that helpers have not left, before the caller yields to other threads
 SHARE = 8  # of the time, polls take at most one part in so many, however long other threads keep the GIL
 
 # The pool, in words of 8 bytes: how to serve, how to poll, which thread gets signals, whether a fork has left this
@@ -103,13 +103,13 @@ def serve(box: int) -> None:
         elif patience > 0:
             patience -= 1
         elif replace(box, IDLE, ASLEEP):
-            _acquire_lock(load_int64(box + BELL), 1)  # given back once, by who takes the box from here
+            _acquire_lock(load_int64(box + BELL), 1)  # released once, by the thread that takes the box from here
             patience = PATIENCE
 
 
 @jit
 def _hire(pool: int, box: int) -> bool:
-    """Start the helper of a box, and return whether the system has let us."""
+    """Start the helper of a box, and return whether the system has started it."""
     bell = load_int64(box + BELL)
     if bell == 0:
         bell = _allocate_lock()
@@ -123,7 +123,7 @@ def _hire(pool: int, box: int) -> bool:
 
 @jit
 def _invite(pool: int, call: int) -> None:
-    """Put a call into the boxes of helpers who have none.
+    """Put a call into the boxes of helpers that have none.
 
     For a number below 0 none is woken, unless calls follow one another so closely that the next ones gain from it.
     """
@@ -154,7 +154,7 @@ def _invite(pool: int, call: int) -> None:
 
 @jit
 def _withdraw(pool: int, call: int) -> None:
-    """Take a call out of the boxes of helpers who have not come."""
+    """Take a call out of the boxes of helpers that have not taken it."""
     for box in range(pool + BOX, pool + BOX + MOST * BOX, BOX):
         state = look(box)
         if state == NOBODY or look(call + BUSY) == 0:
@@ -216,7 +216,7 @@ def enter(call: int) -> int:
         if patience > 0:
             patience -= 1
         else:
-            _give_way()  # for a moment, or for as long as others want the processor
+            _give_way()  # for a moment, or for as long as other threads use the processor
             proceed(worker, WORK // 4)
     if load_int64(call + MEMORY) != 0:
         release(load_int64(call + MEMORY))

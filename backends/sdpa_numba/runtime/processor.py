@@ -2,7 +2,7 @@
 
 import platform
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -12,6 +12,7 @@ from sdpa_numba.vector.emit import I32, I64
 BYTES, NOTHING = ir.IntType(8).as_pointer(), ir.VoidType()
 MACHINE = platform.machine().lower()
 X86, ARM = MACHINE in ("x86_64", "amd64"), MACHINE in ("arm64", "aarch64")
+binding.initialize_native_asmparser()  # instructions given as text, as in `ticks` on Arm, end the process without it
 IEEE = 0x1F80 if X86 else 0  # round to nearest, keep subnormal numbers, raise nothing
 
 

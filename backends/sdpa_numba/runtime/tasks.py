@@ -1,4 +1,4 @@
-"""What a kernel asks of its worker: the next task, and whether to go on."""
+"""What a worker provides to a kernel: the next task, and whether to go on."""
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.atomic import add, invoke, look
@@ -9,7 +9,7 @@ from .call import CALL, CREDIT, GOES_ON, POLL, STOP, TAKEN
 NO_TASK = 2**62
 WORK = 2**27  # multiplications between two polls: some milliseconds
 OVERHEAD = 32  # multiplications in whose time a score becomes a weight
-MOVE = 16  # multiplications in whose time a number moves, from or to memory that nobody has touched
+MOVE = 16  # multiplications in whose time a number moves, from or to memory that is in no cache
 
 _store = storer("int64")
 

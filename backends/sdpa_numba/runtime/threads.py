@@ -21,7 +21,7 @@ __all__ = ["POOL", "get_num_threads", "run", "set_num_threads", "team"]
 
 
 class Pool:
-    """Where the helpers of this process look for jobs.
+    """The memory in which the helpers of this process find jobs.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Pool:
     enter: Any
 
     def make(self) -> None:
-        """Make the pool, whose memory is never given back: helpers look at it to the end."""
+        """Make the pool, whose memory is never released: helpers read it until the process ends."""
         with global_compiler_lock:
             if self.address:
                 return
@@ -48,7 +48,7 @@ class Pool:
             self.enter, self.address = enter.overloads[SIGNATURE].entry_point, pool
 
     def forget(self) -> None:
-        """Say that the helpers are not there, and let the next call make a pool."""
+        """Mark the pool as without helpers; the next call makes another."""
         if self.address:
             ctypes.c_int64.from_address(self.address + FORKED).value = 1
         self.address = 0
@@ -77,7 +77,7 @@ def run(call: bytes) -> None:
     ----------
     call : bytes
         As `call.HEADER` packs it, with what `team` returns, and then the record that the kernel reads. It is written
-        to, and nobody else may hold it. Whatever it has addresses of lives as long as the caller's variables.
+        to, and there may be no other reference to it. The caller keeps alive whatever it has addresses of.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def run(call: bytes) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Let the child of a fork compile, and forget its parent's threads and limits."""
+    """Let the child of a fork compile, without its parent's threads and limits."""
     POOL.forget()
     look_again()
     global_compiler_lock.release()  # last of all: it raises where a signal kept the fork from taking the lock

@@ -62,12 +62,12 @@ def fetch(builder, address, source, lanes=None):
 
 
 def hidden(builder, number):
-    """Return an integer of which LLVM knows nothing, so that it does not make many addresses from it in advance."""
+    """Return an integer that is opaque to LLVM, so that it does not compute many addresses from it in advance."""
     return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [number], side_effect=False)
 
 
 def prefetch(builder, address):
-    """Ask for the cache line at `address`, which need not exist."""
+    """Prefetch the cache line at `address`, which need not exist."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
     numbers = [I32(n) for n in (0, 3, 1)]  # to read, into all caches, data
     signature = ir.FunctionType(ir.VoidType(), [pointer.type, *[I32] * 3])

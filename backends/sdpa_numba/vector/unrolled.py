@@ -13,7 +13,7 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
-    `whole`: no row is missing. With `ahead`, the next `lanes` rows are asked for. Half-precise numbers move in pairs
+    `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched. Half-precise numbers move in pairs
     where the columns allow it.
     """
     paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0

@@ -1,7 +1,7 @@
 """The kernels' own source, built by g++ and run on the CPU: every thread of a block is a fiber of one processor thread.
 
 What a GPU leaves undefined is an error here: lanes of a warp at different collectives, barriers that some threads miss,
-races in shared memory, asynchronous copies that nobody waited for, accesses outside every array or not aligned.
+races in shared memory, asynchronous copies that were not waited for, accesses outside every array or not aligned.
 """
 
 import ctypes
@@ -144,7 +144,7 @@ class Fibers:
         self.reports.append(_report(launch.kernel, path, outcome))
 
     def _described(self, launch: Launch, path: Path, outcome: "_Outcome") -> str:
-        """Return the message of a fault: who, what, where in the source, and which array is nearest."""
+        """Return the message of a fault: the thread, the fault, the place in the source, and which array is nearest."""
         text = f"{launch.kernel}, block {tuple(outcome.block)}, thread {outcome.thread}: {outcome.message.decode()}"
         near = ""
         if outcome.address and self._arrays:

@@ -1,7 +1,8 @@
 """Kernel sources built by g++ into libraries that run them on fibers, kept on disk under a key of all they depend on.
 
-The compiler is asked for the calls that its race detector would get before each access to memory, and this package
-answers them; or for its address and undefined-behaviour sanitizers, which then need to be loaded before Python.
+The compiler inserts the calls of its race detector before each access to memory, and this package defines the
+functions that are called; or it inserts its address and undefined-behaviour sanitizers, which then need to be loaded
+before Python.
 """
 
 import hashlib
@@ -90,7 +91,7 @@ def runtime() -> Path:
 
 
 def _made(directory: Path, name: str, arguments: list[str]) -> Path:
-    """Return a file that the compiler made, in one step for all who make it at the same time."""
+    """Return a file that the compiler made, in one step, also where several processes make it at the same time."""
     file = directory / name
     if not disk.is_trusted(file):
         with disk.replaced(file) as part:

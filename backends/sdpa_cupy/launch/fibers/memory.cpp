@@ -1,6 +1,5 @@
 // The compiler calls __tsan_read4(address) and the like before each access, as it would for its own race detector. Here
-// these calls look up who may touch what: a race in shared memory is found from the clock, whatever order the fibers
-// ran in.
+// these calls check the access: a race in shared memory is found from the clock, whatever order the fibers ran in.
 #include "memory.h"
 
 #include <algorithm>
@@ -107,8 +106,8 @@ void check(Kind kind, const void* address, size_t bytes, bool aligned, const voi
 }
 
 void served(const Access* accesses, int count) {
-    // Up to 32 words of 4 bytes are served at a time; each bank has every 32nd word and gives one of them to all who
-    // ask.
+    // Up to 32 words of 4 bytes are served at a time; each bank has every 32nd word and gives one of them to all
+    // lanes that read it.
     int together = accesses[0].bytes <= 4 ? kWarp : kWarp * 4 / accesses[0].bytes, steps = 0, least = 0;
     for (int first = 0; first < count; first += together, least++) {
         Address asked[32][32];

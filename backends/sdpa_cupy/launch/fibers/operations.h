@@ -1,4 +1,4 @@
-// What a thread asks of the machine that runs it. Kernels see this through hardware.h.
+// The operations that the machine provides to its threads. Kernels see this through hardware.h.
 #pragma once
 
 namespace fibers {

@@ -1,7 +1,7 @@
 """A launcher without a device: an interpreter of the PTX that NVRTC makes of the kernels.
 
 It runs the inline assembly and the compiler's own output, the blocks of a grid in lockstep with a NumPy call for each
-instruction. It reports what a device would only now and then get wrong: reads of memory that nobody gave, misaligned
+instruction. It reports what a device would only now and then get wrong: reads outside all arrays, misaligned
 ones, races in shared memory, copies that are not waited for, barriers that some threads miss. Shared memory and new
 arrays hold NaN at first.
 """
@@ -52,7 +52,7 @@ class Interpreter:
         Fault
             With the block, the thread and the instruction.
         UnknownInstruction
-            For PTX that the interpreter does not know.
+            For PTX that the interpreter does not implement.
         """
         kernel = _module(compiled(launch.source, launch.defines, self._arch, "ptx", self._folder))[launch.kernel]
         run(kernel, launch, self._memory, parameters.tobytes())

@@ -16,7 +16,7 @@ class Fault(Exception):
 
 
 class UnknownInstruction(Exception):
-    """PTX that this interpreter does not know."""
+    """PTX that this interpreter does not implement."""
 
 
 def check(wrong: Array, what: str, lanes: Array, address: Array | None = None) -> None:

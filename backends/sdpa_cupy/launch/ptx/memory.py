@@ -145,7 +145,7 @@ class Shared:
         self._pieces.store(lanes, address, rows)
 
     def begin_copy(self, lanes: Array, address: Array, size: int) -> None:
-        """Set where a copy will land to NaN; until it does, the place belongs to nobody."""
+        """Set where a copy will land to NaN; until it does, a read of the place is a fault."""
         self._races.write(lanes, self._pieces.places(lanes, address, size), size, landed=False)
         self._pieces.store(lanes, address, np.full((len(lanes), size), 0xFF, np.uint8).view(ROWS[size])[:, 0])
 

@@ -1,4 +1,4 @@
-"""A watch on shared memory: who wrote and who read each piece, and whether a barrier lies between that and this."""
+"""Races in shared memory: which thread wrote and which read each piece, and whether a barrier lies between."""
 
 import numpy as np
 

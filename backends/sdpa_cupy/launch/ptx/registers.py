@@ -18,8 +18,8 @@ TYPES |= {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 class Registers:
     """The lanes of blocks of a grid, one after the other.
 
-    A view that `read` or `write` returns stays valid: instructions look their operands up once. Before anything is
-    written, all bits are set, which is NaN in every floating type.
+    A view that `read` or `write` returns stays valid: the operands of an instruction are resolved once. Before anything
+    is written, all bits are set, which is NaN in every floating type.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ def run(kernel: Kernel, launch: Launch, memory: Global, parameters: bytes) -> No
     Fault
         With the block, the thread and the instruction.
     UnknownInstruction
-        For PTX that the interpreter does not know, where it would run.
+        For PTX that the interpreter does not implement, where it would run.
     """
     if len(parameters) != kernel.sizes["param"]:
         raise ValueError(f"{kernel.name} takes {kernel.sizes['param']} bytes of parameters, got {len(parameters)}")
@@ -62,7 +62,7 @@ class Schedule:
     barrier : int array, one number a lane
         The barrier at which the lane waits, or NOWHERE.
     flags : bool array, one a lane
-        What each brings to a barrier that asks whether any has a flag.
+        What each brings to a barrier that tests whether any has a flag.
     """
 
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
