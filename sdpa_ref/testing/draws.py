@@ -88,14 +88,14 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
     few = int(rng.integers(1, 5))
     most = claims.max_length or 4097
     if what == "wide":
-        return {"E": _wide(rng, claims), "L": few}
+        return {"E": a_width(rng, claims), "L": few}
     if what == "wide values":
-        return {"Ev": _wide(rng, claims), "L": few}
+        return {"Ev": a_width(rng, claims), "L": few}
     if what == "both wide":
-        E, how = _wide(rng, claims), rng.random()
+        E, how = a_width(rng, claims), rng.random()
         return {
             "L": few,
-            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else _wide(rng, claims)}),
+            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else a_width(rng, claims)}),
         }
     if what == "keys":
         return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
@@ -109,7 +109,7 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
     if what == "entries":
         return {"batch": _batch(rng, claims, False, _BATCHES)}
     if what == "wide heads":
-        return {"heads": many_heads(rng, claims), "E": _wide(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
+        return {"heads": many_heads(rng, claims), "E": a_width(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
     return {"S": tile_edge(rng, most), "heads": many_heads(rng, claims), "L": few}
 
 
@@ -132,7 +132,7 @@ def many_heads(rng: np.random.Generator, claims: Capabilities) -> tuple[int, int
     return group * Hkv, Hkv
 
 
-def _wide(rng: np.random.Generator, claims: Capabilities) -> int:
+def a_width(rng: np.random.Generator, claims: Capabilities) -> int:
     """Return a width at which kernels change their path, up to the largest that is claimed."""
     widths = [n for n in _WIDE if claims.max_width is None or n <= claims.max_width]
     return int(rng.choice(widths or [claims.max_width or 1]))

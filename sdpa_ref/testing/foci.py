@@ -61,6 +61,15 @@ def empty(rng: np.random.Generator, claims: Capabilities) -> Words:
     return {"mask": (word,), "offset": offset, "L": draws.length(rng), "S": S}
 
 
+def scaled(rng: np.random.Generator, claims: Capabilities) -> Words:
+    """Return a focus on a scale, mostly at a width that a kernel may be compiled for, its scale with it."""
+    focus = masked_and(scale=draws.a_scale)(rng, claims)
+    if rng.random() < 0.8:
+        L, S = (int(rng.integers(1, most)) for most in (5, 40))
+        focus |= {"E": draws.a_width(rng, claims), "L": L, "S": S}
+    return focus
+
+
 def stateful(rng: np.random.Generator, claims: Capabilities) -> Words:
     """Return a word for each option but a sink, which states do not have."""
     return draws.everything(rng, claims, sink=False)

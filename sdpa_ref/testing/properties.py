@@ -110,9 +110,7 @@ PROPERTIES: tuple[Property, ...] = (
         "one loud key", "One key that drowns all others may come late or be masked.", laws.agrees,
         focus=foci.masked_and(numbers="one key"),
     ),
-    Property(
-        "scale", "Any finite scale is applied once.", laws.agrees, _need("scale"), foci.masked_and(scale=draws.a_scale)
-    ),
+    Property("scale", "Any finite scale is applied once.", laws.agrees, _need("scale"), foci.scaled),
     Property(
         "softcap", "The soft cap bends scores before bias and mask.", laws.agrees, _need("softcap"),
         foci.masked_and(softcap=draws.a_softcap),

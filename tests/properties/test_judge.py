@@ -52,6 +52,15 @@ def test_a_fault_that_begins_beyond_width_64_is_seen_by_default(kernel):
     assert run.seconds < 60
 
 
+@pytest.mark.parametrize("width", [65, 72, 80, 96, 127, 128, 129, 160, 192, 256, 257, 320, 512])
+def test_a_scale_that_is_ignored_at_one_width_is_seen_by_default(width):
+    def kernel(query, key, value, *, mask=None, scale=None, query_offset=None):
+        scale = None if query.shape[-1] == width else scale
+        return right(query, key, value, mask=mask, scale=scale, query_offset=query_offset)
+
+    assert check(kernel, laws=["scale"], rounds=60, seconds=float("inf"), stop_at_first=True).failures
+
+
 @pytest.mark.parametrize(
     ("kernel", "law", "pattern"),
     [

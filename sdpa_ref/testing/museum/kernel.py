@@ -191,6 +191,7 @@ class Kernel:
     zero: Step = storage.zero
     scaled: Step = storage.scaled
     blocks: Step = storage.blocks
+    weights_over: Step = storage.weights_over
     rule: Step = visibility.rule
     visible: Step = visibility.visible
     of_heads: Step = of_heads
@@ -236,6 +237,7 @@ class Kernel:
         call = arranged(self, query, key, key, options)
         state, _ = self.attended(call)
         weights = self.rounded(call, self.weights_of(call, state) * self.kept(call))
+        weights = self.weights_over(key, weights)
         return weights[0, 0] if call.headless else weights.reshape(*call.batch, *weights.shape[1:])
 
     def vjp(self, query: Array, key: Array, value: Array, grad_output: Array, **options: Any) -> tuple[Any, ...]:

@@ -77,3 +77,8 @@ def blocks(part: Array, shape: tuple[int, ...]) -> Array:
         if part.shape[axis] not in (1, shape[axis]):
             part = part.repeat(shape[axis] // part.shape[axis], axis)
     return part
+
+
+def weights_over(given: Any, weights: Array) -> Array:
+    """Return the weights over the keys as they were given: pages have one for each slot."""
+    return weights

@@ -114,6 +114,15 @@ def table_of_the_first_entry(table: Array, lengths: Array, N: int, P: int) -> tu
     return np.broadcast_to(rows[:1], rows.shape).reshape(table.shape) if len(rows) else ids, needed
 
 
+@fault("weights_over")
+def weights_end_with_the_longest_entry(given: Any, weights: Array) -> Array:
+    """The weights over pages are as wide as the longest entry, and not as the pages; often these are the same.
+
+    https://github.com/flashinfer-ai/flashinfer/pull/4365
+    """
+    return weights[..., : given.lengths.max(initial=0)] if isinstance(given, Paged) else weights
+
+
 @fault("scaled")
 def scale_inverted(codes: Array, scale: Array, acc: np.dtype[Any]) -> Array:
     """Codes are divided by their scale.
