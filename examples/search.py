@@ -78,14 +78,14 @@ class Encoder:
     """A model and its tokenizer: texts in, vectors out."""
 
     def __init__(self, folder):
-        from tokenizers import Tokenizer
-
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise SystemExit(f"{folder} must be the folder of a model, and lacks {', '.join(missing)}")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config.get("model_type") != "bert":
             raise SystemExit(f"{folder} must have a model of the family bert, got {config.get('model_type')!r}")
+        from tokenizers import Tokenizer
+
         entries = read_weights(folder / "model.safetensors")
         self.model = Model(entries, config["num_attention_heads"], config["layer_norm_eps"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
