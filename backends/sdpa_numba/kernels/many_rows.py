@@ -182,24 +182,14 @@ def states(dtype, sizes):
     return States(tile_bytes, tile_at, clear, begin)
 
 
-@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
-def kernel(dtype, sizes, general, score_mod, stored=False):
-    """Return the kernel for this type, without what only `general` problems or `stored` keys need.
-
-    A task is one block to pack, and then, where the blocks of its head are packed, one strip.
-    """
-    lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
-    tile_rows = sizes.tile_rows
-    widest = sizes.tile_vectors * lanes
-    pack_block, packed_block, block_in_place = packing(dtype, sizes, stored)
-    tile_bytes, tile_at, clear, begin = states(dtype, sizes)
+def passing(dtype, sizes, general, score_mod, tile_at):
+    """Return ``pass_block``, which lets a strip see one block of keys."""
+    lanes, block = sizes.lanes, sizes.block
     update_tile, weigh_block = tiles.blocks(dtype, sizes, general, score_mod)
-    write_rows = tiles.rows_writer(dtype, sizes)
-    absorb = softmax(sizes).absorb
 
     @part
     def pass_block(p, a, b, kv, j0, states, first, last, keys, t, work, weigh):
-        """Let a strip see one block of keys."""
+        """Update the tiles [first, last) by the keys of a block, or compute their weights."""
         j1 = min(j0 + block, p.S)
         for index in range(first, last):
             tile = tile_at(p, states, index, first)
@@ -211,6 +201,24 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
                     weigh_block(p, a, b, tile, keys, t, j0, low, high, complete, work)
                 else:
                     update_tile(p, a, b, tile, keys, t, j0, low, high, complete, work)
+
+    return pass_block
+
+
+@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
+def kernel(dtype, sizes, general, score_mod, stored=False):
+    """Return the kernel for this type, without what only `general` problems or `stored` keys need.
+
+    A task is one block to pack, and then, where the blocks of its head are packed, one strip.
+    """
+    lanes, size, block, chunk = sizes.lanes, itemsize(sizes.acc), sizes.block, sizes.chunk
+    tile_rows = sizes.tile_rows
+    widest = sizes.tile_vectors * lanes
+    pack_block, packed_block, block_in_place = packing(dtype, sizes, stored)
+    tile_bytes, tile_at, clear, begin = states(dtype, sizes)
+    pass_block = passing(dtype, sizes, general, score_mod, tile_at)
+    write_rows = tiles.rows_writer(dtype, sizes)
+    absorb = softmax(sizes).absorb
 
     @compiled
     def attend(worker, record):
