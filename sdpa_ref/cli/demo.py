@@ -118,10 +118,16 @@ def _backends(named: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
         if name not in known:
             raise UsageError(f"unknown backend {name!r}; there are {', '.join(known)}")
     names = list(dict.fromkeys(named or known))
-    reasons = {name: reason for name in names if (reason := unusable(name)) is not None}
+    reasons = {name: reason for name in names if (reason := unusable(name) or _not_measured(name)) is not None}
     if named and reasons:
         raise Failure("; ".join(reasons.values()))
     return [name for name in names if name not in reasons], reasons
+
+
+def _not_measured(name: str) -> str | None:
+    """Return why the demo does not measure a backend that can be used, None where it does."""
+    lazy = sdpa_ref.load(name).ARRAYS == "dask"
+    return f"backend {name!r} computes lazy arrays by another backend: see docs/dask.md" if lazy else None
 
 
 def _photo(path: str | None) -> Any:

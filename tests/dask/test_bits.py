@@ -207,7 +207,7 @@ def test_a_decode_step_moves_little(cluster):
     lazy = sdpa(da.from_array(q), key, key, mask=Causal(), query_offset="end")
     got = cluster.compute(lazy).result(timeout=120)
     np.testing.assert_allclose(got, sdpa(q, k, k), atol=1e-6)
-    assert moved() - before < 100_000  # a shard is a megabyte
+    assert moved() - before < 500_000  # a shard is a megabyte, and the query 2 kB
     with dask.config.set({"sdpa-ref.order": "chain"}):
         chain = sdpa(da.from_array(q), key, key, mask=Causal(), query_offset="end")
     assert_same_bits(cluster.compute(chain).result(timeout=120), sdpa(q, k, k, backend="numba"))

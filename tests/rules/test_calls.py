@@ -41,7 +41,7 @@ def whimsical(monkeypatch):
     )  # fmt: skip
     load = registry.load
     monkeypatch.setattr(registry, "load", lambda name: backend if name == "whimsical" else load(name))
-    monkeypatch.setitem(registry._BY_KIND, "numpy", ("whimsical", "reference"))
+    monkeypatch.setitem(registry._BY_DEFAULT, "numpy", ("whimsical", "reference"))
     return backend
 
 
