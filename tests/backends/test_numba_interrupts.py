@@ -181,6 +181,8 @@ for trial in range({TRIALS}):
     if trial % 50 == 0:
         healthy({n})
 healthy({n})
+for number in (signal.SIGALRM, signal.SIGTERM):  # one may come when the interpreter has put its handlers away
+    signal.signal(number, signal.SIG_IGN)
 """
     python(VICTIM + script)
 
