@@ -145,6 +145,13 @@ def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
 
 
+def summed_to(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Return a gradient summed over the axes along which an array of this shape was broadcast."""
+    lead = gradient.ndim - len(shape)
+    axes = tuple(axis for axis, size in enumerate(shape, lead) if size == 1 and gradient.shape[axis] != 1)
+    return gradient.sum((*range(lead), *axes), keepdims=True).reshape(shape) if lead or axes else gradient
+
+
 def _from_dlpack(name: str, value: Any) -> Array:
     try:
         on_host = int(value.__dlpack_device__()[0]) in _CPU

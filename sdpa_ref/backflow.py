@@ -33,14 +33,6 @@ def sink_gradient(sink: Array, flow: Result, grad: Array, grad_lse: Array | None
     return total
 
 
-def summed_to(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Return a gradient summed over the axes that an array of this shape repeats."""
-    lead = gradient.ndim - len(shape)
-    gradient = gradient.sum(tuple(range(lead))) if lead > 0 else gradient
-    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and gradient.shape[axis] != 1)
-    return gradient.sum(axes, keepdims=True) if axes else gradient
-
-
 @dataclass(frozen=True)
 class Uncompiled:
     """A function of scores and its derivative as Python has them: a kernel with the compiled one makes other scores."""

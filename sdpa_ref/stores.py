@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from sdpa_ref.arrays import summed_to
 from sdpa_ref.backend import Backend, Gradients, Problem, Result, Sums
-from sdpa_ref.backflow import flow_of, sink_gradient, summed_to, uncompiled
+from sdpa_ref.backflow import flow_of, sink_gradient, uncompiled
 from sdpa_ref.blocks import add, computing, divided_by, filled, no_sums, outlined, part, seen, widened
 from sdpa_ref.masks import Block
 from sdpa_ref.sources import Source, pieces, settings

@@ -6,8 +6,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
+from sdpa_ref.arrays import summed_to
 from sdpa_ref.backend import Gradients, Result
-from sdpa_ref.backflow import summed_to
 from sdpa_ref.blocks import widened
 from sdpa_ref.floating_point import ieee
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref._problem.checks import one_kind
-from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
+from sdpa_ref.arrays import FLOATS, Array, as_array, is_float, summed_to
 from sdpa_ref.backend import Gradients, Problem
 from sdpa_ref.biases import ALiBi
 from sdpa_ref.floating_point import ieee
@@ -120,10 +120,7 @@ def differentiable(problem: Problem) -> Problem:
 
 def _summed_to(gradient: Array, given: Array) -> Array:
     """Return the gradient summed over the axes along which `given` was broadcast, in its type."""
-    lead = gradient.ndim - given.ndim
-    axes = tuple(axis for axis, size in enumerate(given.shape, lead) if size == 1 and gradient.shape[axis] != 1)
-    if lead or axes:
-        gradient = gradient.sum((*range(lead), *axes), keepdims=True).reshape(given.shape)
+    gradient = summed_to(gradient, given.shape)
     dtype = given.dtype.newbyteorder("=") if given.dtype.kind not in "iu" else np.dtype(np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return gradient.astype(dtype, copy=False)
