@@ -10,7 +10,8 @@ from sdpa_ref._problem import problem_of
 from sdpa_ref.backend import Problem
 
 from . import nvrtc
-from .plan import TYPES, make_plan
+from .plan import make_plan
+from .stored import TYPES
 
 WIDTHS = (64, 128)
 

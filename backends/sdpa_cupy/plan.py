@@ -25,6 +25,8 @@ import numpy as np
 from sdpa_ref.backend import Form
 from sdpa_ref.storage import Stored
 
+from .stored import DECODED, STORAGE, TYPES, Pages, fields_of, is_served, parts_of, storage_of, stored_parts
+
 AXES = 8
 VIEW = np.dtype([("data", np.uint64), ("batch", np.int64, AXES), ("head", np.int64), ("row", np.int64),
                  ("column", np.int64)])  # fmt: skip
@@ -41,14 +43,6 @@ COUNTS = (
     "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
     "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
 )  # fmt: skip
-STORAGE = tuple(
-    f"{side}_{name}"
-    for side in ("key", "value")
-    for name in (
-        "page", "leap", "type", "zero",
-        *(f"{part}_{name}" for part in ("scale", "offset") for name in ("type", "leap", "pages", "keys", "columns")),
-    )
-)  # fmt: skip
 PARAMETERS = np.dtype(
     [(name, VIEW) for name in VIEWS]
     + [("workspace", np.uint64), ("sizes", np.int64, AXES)]
@@ -58,10 +52,6 @@ PARAMETERS = np.dtype(
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
 
-TYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "float64": 3}
-CODES = TYPES | {"int8": 4, "uint8": 5, "float8_e4m3fn": 6, "float8_e5m2": 7}
-NIBBLES = 8
-DENSE, PAGES, DECODED = range(3)  # how keys and values lie, STORED of stored.h
 SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Shared memory that a block may have, in KiB. sm_75 has no cp.async, bfloat16 or TF32 either."""
 
@@ -140,7 +130,7 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
         f"fused kernels need compute capability 7.5 or later, this device has {arch // 10}.{arch % 10}": arch < 75,
         "mask or bias exist as rules only": problem.blockwise,
         "scales or offsets of float64, or that serve heads or batch entries in runs": not all(
-            map(_is_served, _stored_parts(problem), repeat(problem.acc_dtype))
+            map(is_served, stored_parts(problem), repeat(problem.acc_dtype))
         ),
         "ALiBi goes by key_positions": problem.key_positions is not None,
         "score_mod is a Python function": problem.score_mod is not None,
@@ -164,7 +154,7 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
         chunk += -chunk % PLAIN_COLUMNS
     chunks, count, rows = max(1, -(-S // max(1, chunk))), B * form.Hq * L, fold * L
     changed = _is_changed(problem)
-    stored = _storage_of(problem)
+    stored = storage_of(problem)
     kernels = _kernels(form, arch, next((n for n in _SHORT if rows <= n), LARGEST), chunks > 1, changed, want,
                        stored != DECODED and _copies_16(problem), stored) if count else _NO_KERNELS  # fmt: skip
     tiles = -(-rows // kernels.rows)
@@ -177,7 +167,7 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
         0 if p.bias is None else TYPES[p.bias.dtype.name], 0, threshold, seed & 0xFFFFFFFF, seed >> 32,
     )  # fmt: skip
     numbers = _NUMBERS.pack(*form.batch, *[0] * (AXES - len(form.batch)), *counts, p.scale, p.softcap or 0.0, factor,
-                            LOG2_E if kernels.general else 1.0, *_where(p.key), *_where(p.value))  # fmt: skip
+                            LOG2_E if kernels.general else 1.0, *fields_of(p.key), *fields_of(p.value))  # fmt: skip
     split = count and chunks > 1 and want & {"output", "lse"}
     workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0
     return Plan(tuple(launches), workspace, np.frombuffer(bytearray(numbers), PARAMETERS))
@@ -206,7 +196,7 @@ def bound(plan: Plan, address: Callable[[Any], int], problem: Any, result: Any, 
     intervals = problem.visible or (None, None, None)
     axes, rest = len(problem.batch), (*result, *intervals, problem.positions, problem.keep, problem.bias,
                                       problem.slopes, problem.sink)  # fmt: skip
-    arrays = (problem.query, *_parts(problem.key), *_parts(problem.value), *rest)
+    arrays = (problem.query, *parts_of(problem.key), *parts_of(problem.value), *rest)
     views = [
         _view(array, 0 if name == "sink" else axes, inner, address)
         for array, (name, inner) in zip(arrays, VIEWS.items(), strict=True)
@@ -227,7 +217,7 @@ def _view(array: Any, axes: int, inner: str, address: Callable[[Any], int]) -> b
     """Return a VIEW; axes that are missing or have one entry get stride 0."""
     if array is None:
         return _NO_VIEW
-    paged = type(array) is _Pages
+    paged = type(array) is Pages
     array = array.array if paged else array
     shape, strides = (array.shape[1:], array.strides[1:]) if paged else (array.shape, array.strides)
     if 1 in shape:
@@ -261,74 +251,6 @@ def _copies_16(problem: Any) -> bool:
     count = 16 // problem.dtype.itemsize
     arrays = (problem.query, *(part.numbers if type(part) is Stored else part for part in (problem.key, problem.value)))
     return all(array is None or _steps(array, count, _host_address(array)) for array in arrays)
-
-
-class _Pages(NamedTuple):
-    """An array whose first axis are pages."""
-
-    array: Any
-
-
-def _parts(part: Any) -> tuple[Any, Any, Any, Any]:
-    """Return numbers, table, scale and offset of keys or values."""
-    if type(part) is not Stored:
-        return part, None, None, None
-    if part.table is None:
-        return part.numbers, None, part.scale, part.offset
-    by_page = (_Pages(x) if x is not None and x.ndim > 3 else x for x in (part.scale, part.offset))
-    return _Pages(part.numbers), part.table, *by_page
-
-
-def _where(part: Any) -> tuple[int, ...]:
-    """Return what the kernels need of stored keys or values: the fields STORAGE of one side."""
-    if type(part) is not Stored:
-        return _NOWHERE if part is None else (0, 0, CODES[part.dtype.name], *_NOWHERE[3:])
-    numbers, paged = part.numbers, part.table is not None
-    S, width = part.shape[-2:]
-    keys, pages = (numbers.shape[-2], len(numbers)) if paged else (max(1, S), 0)
-
-    def serving(array: Any) -> tuple[int, ...]:
-        if array is None:
-            return 0, 0, 1, 1, 1
-        shape = array.shape
-        rows = shape[-2] if len(shape) > 1 else 1
-        own = pages and len(shape) > 3 and shape[0] > 1  # whether pages differ
-        return (
-            CODES[array.dtype.name], array.strides[0] if own else 0, pages // shape[0] if own else 1,
-            max(1, keys // max(1, rows)), max(1, width // max(1, shape[-1])),
-        )  # fmt: skip
-
-    code = NIBBLES if part.bits == 4 else CODES[numbers.dtype.name]
-    return (keys, numbers.strides[0] if paged else 0, code, part.zero, *serving(part.scale), *serving(part.offset))
-
-
-_NOWHERE = (0,) * (len(STORAGE) // 2)
-
-
-def _stored_parts(problem: Any) -> list[Stored]:
-    """Return keys and values as far as they are stored."""
-    return [part for part in (problem.key, problem.value) if type(part) is Stored]
-
-
-def _storage_of(problem: Any) -> int:
-    """Return DENSE, PAGES or DECODED."""
-    parts = _stored_parts(problem)
-    if any(part.bits or part.numbers.dtype != problem.dtype for part in parts):
-        return DECODED
-    return PAGES if any(part.table is not None for part in parts) else DENSE
-
-
-def _is_served(part: Stored, acc_dtype: np.dtype[Any]) -> bool:
-    """Return whether the kernels can find scale and offset: one for each head and batch entry, or for all."""
-    for array in (part.scale, part.offset):
-        if array is None:
-            continue
-        if array.dtype.itemsize > acc_dtype.itemsize:
-            return False
-        places = range(-array.ndim, -2) if part.table is None else range(-array.ndim, -2)[-1:]
-        if any(array.shape[axis] not in (1, part.numbers.shape[axis]) for axis in places):
-            return False
-    return True
 
 
 def _host_address(array: Any) -> int:

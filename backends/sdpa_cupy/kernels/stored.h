@@ -43,7 +43,7 @@ DEVICE float e4m3(u32 code) {
     return code & 128 ? -magnitude : magnitude;
 }
 
-// Returns number e of a row, of the type by its place in CODES of plan.py.
+// Returns number e of a row, of the type by its place in CODES of stored.py.
 DEVICE Number code_at(const char* row, i64 step, i64 type, int e) {
     if (type < 4) return load_any(row + e * step, type);
     u32 code = *(const u8*)(row + (type == 8 ? e / 2 : e) * step);
