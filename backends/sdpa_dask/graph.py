@@ -114,7 +114,7 @@ def weights(cuts: Cuts, graph: Graph) -> da.Array:
         row, lead = (f"sdpa-rows-{cuts.token}", *index), (*block.lead, *block.lengths[:2])
         for j, (j0, j1) in enumerate(cuts.cuts_of_keys):
             if j not in found:
-                layer[(name, *index, j)] = np.zeros, (*lead, j1 - j0), dtype
+                layer[(name, *index, j)] = np.zeros_like, cuts.problem.query._meta, dtype, "C", True, (*lead, j1 - j0)
                 continue
             whole = (f"sdpa-result-{cuts.token}", *index)
             layer[(name, *index, j)] = tasks.weights, whole, cuts.call, dtype, row, *cuts.inputs(index, block, j)

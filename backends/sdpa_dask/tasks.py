@@ -99,7 +99,7 @@ def problem_of(
     keep = arrays[0] if call.keep else None
     biases, others = arrays[call.keep :][: call.biases], arrays[call.keep + call.biases :]
     rules = [_with_chunks(rule, others) for rule in rules]
-    here = here._replace(form=here.form._replace(kind="numpy"), rules=tuple(rules), sink=None)
+    here = here._replace(rules=tuple(rules), sink=None)
     k, v = (x.keys(block.keys, form.dtype) if isinstance(x, Reader) else x for x in (k, v))
     v = k[..., :0] if v is None else v
     return filled(here, q, k, v, keep, tuple(biases))
@@ -149,9 +149,10 @@ def total(*states: Sums) -> Sums:
 
 def result(call: Call, rows: Outline, sums: Sums | None, length: int, wide: bool = False) -> Result:
     """Return output, lse, m and z of a block of rows; `wide`: in the type of the sums, as gradients need it."""
+    backend = backend_of(call)  # it imports the library of the arrays
     if sums is None:
         sums = no_sums(rows.problem, length)
-    return (flow_of if wide else divided_by)(backend_of(call), rows.problem, sums)
+    return (flow_of if wide else divided_by)(backend, rows.problem, sums)
 
 
 def sink(flow: Result, rows: Outline, grad: Array, grad_lse: Array) -> Array:
