@@ -114,7 +114,8 @@ def state(
     lead, j0 = tuple((0, n) for n in form.batch), int(keys[0])
     block = Block(lead, form.batch, (0, form.Hq), (0, L), (j0, int(keys[1])))
     cuts = _cuts(call, rows.problem, block, [x.source for x in (k, v) if isinstance(x, Reader)])
-    for n in seen(rows.problem.visible, block, block.keys[1], cuts):
+    some = seen(rows.problem.visible, block, block.keys[1], cuts) if len(cuts) > 1 else range(1)
+    for n in some:  # of one piece it is known that a row sees it
         here = block._replace(keys=(cuts[n][0] - j0, cuts[n][1] - j0))
         key, value = (x if x is None or isinstance(x, Reader) else x[..., slice(*here.keys), :] for x in (k, v))
         within = [rule._within(here) for rule in rules]
