@@ -75,9 +75,9 @@ def results(cuts: Cuts, wide: bool = False) -> Graph:
     """Return the nodes of the results of each block of rows."""
     name = "sdpa-flow" if wide else "sdpa-result"
     graph: Graph = {}
-    for index, block in cuts.blocks():
+    for index, _ in cuts.blocks():
         sums, rows = (f"sdpa-sums-{cuts.token}", *index), (f"sdpa-rows-{cuts.token}", *index)
-        graph[(f"{name}-{cuts.token}", *index)] = tasks.result, cuts.call, rows, sums, block.lengths[1], wide
+        graph[(f"{name}-{cuts.token}", *index)] = tasks.result, cuts.call, rows, sums, wide
     return graph
 
 
