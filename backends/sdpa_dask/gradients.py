@@ -24,7 +24,8 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
     acc, rows = problem.acc_dtype, (*cuts.grid[:-1],)
     grad = _lazy(grad_output).rechunk((*rows, (problem.Ev,)))
     grads = [grad, *([] if grad_lse is None else [_lazy(grad_lse).rechunk(rows)])]
-    graph = states(cuts) | results(cuts, wide=True)
+    graph, ends = states(cuts)
+    graph |= results(cuts, ends, wide=True)
     name = f"{cuts.token}-{'-'.join(x.name for x in grads)}"
     by_row: dict[Any, dict[int, Any]] = {}
     by_key: dict[Any, dict[int, Any]] = {}

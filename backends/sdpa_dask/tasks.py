@@ -183,6 +183,11 @@ def result(call: Call, rows: Outline, sums: Sums | None, wide: bool = False) -> 
     return (flow_of if wide else divided_by)(backend, rows.problem, sums)
 
 
+def part_of(call: Call, rows: Outline, sums: Sums | None, name: str, dtype: np.dtype[Any]) -> Array:
+    """Return a part of the result of a block of rows."""
+    return pick(result(call, rows, sums), name, dtype)
+
+
 def sink(flow: Result, rows: Outline, grad: Array, grad_lse: Array) -> Array:
     """Return a block's part of the gradient by the sink, a number a head."""
     part = sink_gradient(rows.problem.sink, flow, grad, grad_lse)
