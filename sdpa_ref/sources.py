@@ -27,15 +27,20 @@ class Source:
         ``(..., Hkv, S, E)``.
     axes : tuple of int or None
         Where each canonical axis lies in the array; None where there is none.
+    mapped : Mapped or None
+        Where it lies in a file that is mapped: what is sent in its place, however often.
     """
 
     array: Any
     shape: tuple[int, ...] = field(init=False)
     axes: tuple[int | None, ...] = field(init=False)
+    mapped: Any = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(map(int, self.array.shape)))
         object.__setattr__(self, "axes", tuple(range(len(self.shape))))
+        named = _is_mapped(self.array) and self.array.filename
+        object.__setattr__(self, "mapped", Mapped.of(self.array) if named else None)
 
     @property
     def ndim(self) -> int:
@@ -99,16 +104,14 @@ class Source:
         return numbers.swapaxes(-2, -3) if self.axes[-3] > self.axes[-2] else numbers  # type: ignore[operator]
 
     def __reduce__(self) -> Any:
-        named = _is_mapped(self.array) and self.array.filename
-        state = Mapped.of(self.array) if named else self.array
-        return _restored, (state, self.shape, self.axes)
+        return _restored, (self.array if self.mapped is None else self.mapped, self.shape, self.axes)
 
     def __dask_tokenize__(self) -> Any:
         from dask.base import normalize_token
 
         array = self.array
-        if _is_mapped(array):
-            return ("Source", *Mapped.of(array))
+        if self.mapped is not None:
+            return "Source", *self.mapped, self.axes
         token = getattr(array, "store", None), getattr(array, "path", None), array.shape, str(array.dtype)
         return "Source", normalize_token(token if token[0] is not None else array), self.axes
 
@@ -147,8 +150,9 @@ def _granularity() -> int:
 
 def _restored(state: Any, shape: tuple[int, ...], axes: tuple[int | None, ...]) -> Source:
     source = Source(state.open() if isinstance(state, Mapped) else state)
-    object.__setattr__(source, "shape", shape)
-    object.__setattr__(source, "axes", axes)
+    given = {"shape": shape, "axes": axes, "mapped": state if isinstance(state, Mapped) else None}
+    for name, value in given.items():
+        object.__setattr__(source, name, value)
     return source
 
 

@@ -176,8 +176,9 @@ def test_a_mapped_file_is_sent_as_its_place(tmp_path):
     views = (mapped, mapped[1:, ::-2], mapped.swapaxes(0, 1), mapped[2:, 1000:, 3:5])
     for view in views:
         sent = pickle.dumps(Source(view))
-        assert len(sent) < 1000
-        assert_same_bits(np.asarray(pickle.loads(sent).array), np.asarray(view))
+        again = pickle.dumps(pickle.loads(sent))  # by the scheduler of a cluster
+        assert max(len(sent), len(again)) < 1000
+        assert_same_bits(np.asarray(pickle.loads(again).array), np.asarray(view))
 
 
 def test_zarr_arrays_and_mapped_files(tmp_path):
