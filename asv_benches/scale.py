@@ -29,7 +29,7 @@ from sdpa_ref import Causal, Packed, reading, sdpa
 WIDTH, ROWS, HEADS = 128, 65536, 8
 SECONDS, BANDWIDTH = 22.0, 1e9  # of a task of the plan, and of the network between two workers, in bytes a second
 KEYS = 2**20  # of a task, which reads them in pieces
-COLUMNS = "nodes", "graph, MB", "bytes a row", "built, s", "depth", "scheduler, ms a node", "moved, GB", "busy"
+COLUMNS = "nodes", "graph, MB", "bytes a row", "built, s", "depth", "scheduler, ms a node", "moved, GB"
 
 
 class Large:
@@ -91,8 +91,8 @@ def fake(seconds, nbytes):
         setattr(tasks, name, state if name == "state" else other)
 
 
-async def run(lazy, workers, faster):
-    """Return nodes, processor time of the scheduler, bytes that workers sent, and the share of the time they worked."""
+async def run(lazy, workers):
+    """Return nodes, processor time of the scheduler, and bytes that workers sent."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "scheduler.json")
         command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", "0"]
@@ -103,13 +103,13 @@ async def run(lazy, workers, faster):
             options["scheduler_file"] = str(file)
             crew = await asyncio.gather(*(distributed.Worker(name=n, **options) for n in range(workers)))
             async with distributed.Client(scheduler_file=str(file), asynchronous=True) as client:
-                return await watched(client, crew, lazy, faster)
+                return await watched(client, crew, lazy)
         finally:
             scheduler.terminate()
             scheduler.wait()
 
 
-async def watched(client, crew, lazy, faster):
+async def watched(client, crew, lazy):
     """Return what `run` does, of workers that are there."""
 
     async def used():
@@ -122,14 +122,10 @@ async def watched(client, crew, lazy, faster):
     before, start = await used(), time.perf_counter()
     done = client.persist(lazy)
     await distributed.wait(done)
-    wall = time.perf_counter() - start
-    spent = await used() - before - idle * wall
+    spent = await used() - before - idle * (time.perf_counter() - start)
     moved = sum(worker.transfer_outgoing_bytes_total for worker in crew)
-    graph = dict(lazy.__dask_graph__())
-    states = sum(isinstance(key, tuple) and key[0].startswith("sdpa-state") for key in graph)
-    busy = states * SECONDS / faster / len(crew) / wall
     await asyncio.gather(*(worker.close() for worker in crew))
-    return len(graph), spent, moved, busy
+    return len(dict(lazy.__dask_graph__())), spent, moved
 
 
 def measured(name, options, workers, faster, keys):
@@ -144,13 +140,13 @@ def measured(name, options, workers, faster, keys):
     cuts = options.get("cuts", (1, 64))
     fake(SECONDS / faster, 4 * (HEADS // cuts[0]) * (size // cuts[1]) * (WIDTH + 2))
     try:
-        count, spent, moved, busy = asyncio.run(run(attention(keys // 4, **options), workers, faster))
+        count, spent, moved = asyncio.run(run(attention(keys // 4, **options), workers))
     finally:
         for key, function in kept.items():
             setattr(tasks, key, function)
     numbers = (
         f"{len(graph)}", f"{nbytes / 1e6:.2f}", f"{nbytes / size:.0f}", f"{built:.2f}", f"{depth(graph)}",
-        f"{1e3 * spent / count:.2f}", f"{moved / 1e9:.2f}", f"{100 * busy:.0f} %",
+        f"{1e3 * spent / count:.2f}", f"{moved / 1e9:.2f}",
     )  # fmt: skip
     print("|", " | ".join((name, *numbers)), "|", flush=True)
 

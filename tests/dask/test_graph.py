@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -306,3 +307,18 @@ def test_masked_chunks_are_an_error():
     x = da.ma.masked_greater(zeros(4, 8, chunks=2), 1)
     with pytest.raises(TypeError, match="chunks that are NumPy or CuPy arrays"):
         sdpa(x, x, x)
+
+
+def test_the_graphs_of_the_plan_for_64_workers(monkeypatch):
+    """What the table in docs/dask.md says of them; its keys raise where they are read."""
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    folder = Path(__file__).parents[2] / "asv_benches"
+    if not folder.is_dir():
+        pytest.skip("the benchmarks lie in a checkout")
+    monkeypatch.syspath_prepend(str(folder))
+    import scale
+
+    for options, nodes, depth in (({}, 6336, 96), ({"order": "tree"}, 7232, 3), ({"rows": 1, "cuts": (1, 1)}, 113, 3)):
+        graph = dict(scale.attention(10**8, **options).__dask_graph__())
+        assert (len(graph), scale.depth(graph)) == (nodes, depth)
+        assert len(pickle.dumps(graph)) < 250 * nodes
