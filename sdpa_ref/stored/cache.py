@@ -150,8 +150,10 @@ class Cache(Slots):
                 raise ValueError(f"key and value must have the same number of tokens, got {key.shape}, {value.shape}")
         n, gone = self._n, self._gone
         added: Number = T
+        which = place = None
         if lengths is None:
-            parts, which = geometry.coded(key, value, geometry.layout), None
+            place = self._behind(T)
+            parts = geometry.coded(key, value, geometry.layout, place)
         else:
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
@@ -164,7 +166,8 @@ class Cache(Slots):
             else:
                 gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
         self._room(added, gone)
-        self._write(self._used, T, parts, which)
+        if place is None:
+            self._write(self._used, T, parts, which)
         if which is None:
             used = n is self._used
             self._n, self._gone, self._most = n + T, gone, self._most + T
@@ -192,8 +195,9 @@ class Cache(Slots):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        if geometry.kind != kind(array):
-            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
+        own = "numpy" if type(array) is np.ndarray else kind(array)
+        if geometry.kind != own:
+            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {own} array")
         return array
 
     def _ragged(self, lengths: Any, T: int) -> tuple[Number, tuple[Index, Index]]:
