@@ -57,7 +57,7 @@ def test_asv_accepts_the_suite(tmp_path):
     def asv(*arguments):
         command = [sys.executable, "-m", "asv", *arguments]
         environment = {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -188,7 +188,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def opened(address, folder, *options):
     """Return a page as the browser has it when its scripts are done, and what they complained of."""
     command = [BROWSER, *CHROMIUM, f"--user-data-dir={folder}", *options, "--dump-dom", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
