@@ -51,6 +51,14 @@ def as_array(name: str, value: Any) -> Array:
     return array
 
 
+def memory_array(name: str, value: Any) -> Array:
+    """Return `value` as an array whose numbers are there, a NumPy or CuPy array."""
+    array = as_array(name, value)
+    if kind(array) == "dask":
+        raise TypeError(f"{name} must be an array in memory, got a dask array: pass it with .compute()")
+    return array
+
+
 def host_array(name: str, value: Any) -> Array:
     """Return numbers that the host has to read, such as lengths, as a NumPy array."""
     try:

@@ -45,8 +45,6 @@ def unsupported(problem: Problem) -> str | None:
             f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {device.id}: "
             f"bring them together, and call it in `with cupy.cuda.Device(...)`"
         )
-    if (problem.dropout or problem.score_mod) and (problem.first_key or problem.first_head or problem.first_entry):
-        return "its kernels count keys, heads and entries from 0, for dropout and score_mod too: not those of a block"
     reason = fused(problem._replace(blockwise=False), frozenset(), int(device.compute_capability))
     if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
         return f"{reason}, and CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"

@@ -40,7 +40,8 @@ VIEWS = {  # the arrays of the parameter block, and the axes that each has behin
     "slopes": "h", "sink": "h",
 }  # fmt: skip
 COUNTS = (
-    "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row", "fold", "tiles", "chunks", "chunk",
+    "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",
+    "first_key", "first_head", "first_entry", "fold", "tiles", "chunks", "chunk",
     "bias_type", "out_chunks", "threshold", "seed_low", "seed_high",
 )  # fmt: skip
 PARAMETERS = np.dtype(
@@ -163,7 +164,8 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     dropout = p.dropout
     threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
     counts = (
-        len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group, p.first_row, fold, tiles, chunks, chunk,
+        len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group, p.first_row,
+        p.first_key, p.first_head, p.first_entry, fold, tiles, chunks, chunk,
         0 if p.bias is None else TYPES[p.bias.dtype.name], 0, threshold, seed & 0xFFFFFFFF, seed >> 32,
     )  # fmt: skip
     numbers = _NUMBERS.pack(*form.batch, *[0] * (AXES - len(form.batch)), *counts, p.scale, p.softcap or 0.0, factor,

@@ -161,7 +161,7 @@ def one_kind(arrays: dict[str, Array]) -> None:
     if "cupy" not in sys.modules and "dask.array" not in sys.modules:
         return
     kinds = {name: kind(array.numbers if type(array) is Stored else array) for name, array in arrays.items()}
-    if len({*kinds.values()} - ({"numpy"} if kinds["query"] == "dask" else set())) > 1:
+    if len({*kinds.values()} - ({"numpy", "cupy"} if kinds["query"] == "dask" else set())) > 1:
         got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
         raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")
 

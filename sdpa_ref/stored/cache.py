@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.api import sdpa
-from sdpa_ref.arrays import Array, as_array, host_array, kind
+from sdpa_ref.arrays import Array, host_array, kind, memory_array
 from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
 from sdpa_ref.stored.geometry import Geometry
 from sdpa_ref.stored.rows import Index, Number, settled
@@ -179,7 +179,7 @@ class Cache(Slots):
     def _checked(self, name: str, given: Any, width: int) -> Array:
         """Return keys or values to be added."""
         geometry = self._geometry
-        array = given if type(given) is np.ndarray else as_array(name, given)
+        array = given if type(given) is np.ndarray else memory_array(name, given)
         recipe = geometry.store[name == "value"]
         if array.dtype is not geometry.dtype:
             if recipe is not None:
@@ -248,7 +248,7 @@ class Cache(Slots):
         if geometry.tied and options.get("scale") is None:
             raise TypeError(f"scale must be given for a tied cache: 1 / sqrt(E = {geometry.E}) is that of its keys")
         if type(query) is not np.ndarray:
-            query = as_array("query", query)
+            query = memory_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
         own, places = self.mask if self._mask is None else self._mask, None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_integer, is_float, kind, memory_array, module_of
 from sdpa_ref.extras import install
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.frozen import Frozen
@@ -38,7 +38,7 @@ class Recipe(Frozen):
                 raise ValueError(f"group must be at least 1, or None for all of a token, got {group}")
             object.__setattr__(self, "group", group)
         if self.center is not None:
-            center = as_array("center", self.center)
+            center = memory_array("center", self.center)
             if not is_float(center.dtype):
                 raise TypeError(f"center must be {FLOATS}, got {center.dtype}")
             if center.ndim != 2:
@@ -65,7 +65,7 @@ class Recipe(Frozen):
         ValueError
             A number is not finite, a scale is beyond its type, or the group does not divide E.
         """
-        x = as_array("x", x)
+        x = memory_array("x", x)
         self._check_type("x", x)
         if layout not in ("HLE", "LHE"):
             raise ValueError(f'layout must be "HLE" or "LHE", got {layout!r}')

@@ -13,8 +13,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 FUNCTIONS = (
-    "abs arange broadcast_to clip empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and logical_or "
-    "maximum minimum ones rint stack tanh where zeros"
+    "abs arange broadcast_to clip concatenate empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and "
+    "logical_or maximum minimum ones ones_like rint stack swapaxes tanh where zeros zeros_like"
 ).split()
 METHODS = "all any argmax astype copy max min repeat reshape sum swapaxes view".split()
 live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch

@@ -32,7 +32,8 @@ struct Parameters {
     View slopes, sink;                   // float64 (*batch, Hq) and (Hq,)
     char* workspace;                     // states of chunks of keys, see states.h
     i64 sizes[AXES], axes;               // of the batch
-    i64 B, Hq, Hkv, L, S, E, Ev, group, first_row;
+    i64 B, Hq, Hkv, L, S, E, Ev, group;
+    i64 first_row, first_key, first_head, first_entry;  // of the caller's problem, as dropout counts
     i64 fold;                              // heads whose rows share tiles: 1 or the group
     i64 tiles, chunks, chunk;              // tiles of the rows of such heads, chunks of keys, keys of a chunk
     i64 bias_type;                         // 0 half, 1 bfloat, 2 float, 3 double

@@ -31,8 +31,9 @@ DEVICE Number adjusted(const Parameters& p, const Row& row, int j, Number s) {
 
 // Returns whether dropout keeps the weight.
 DEVICE bool keeps_weight(const Parameters& p, u32 b, const Row& row, int j) {
-    u32 i = (u32)(p.first_row + row.i), low = (u32)p.seed_low, high = (u32)p.seed_high;
-    return philox((u32)j / 4, i, (u32)row.h, b, low, high, j % 4) >= (u32)p.threshold;
+    u32 i = (u32)(p.first_row + row.i), h = (u32)(p.first_head + row.h), low = (u32)p.seed_low, high = (u32)p.seed_high;
+    u32 quad = (u32)(p.first_key / 4) + (u32)j / 4;
+    return philox(quad, i, h, b + (u32)p.first_entry, low, high, j % 4) >= (u32)p.threshold;
 }
 
 // Returns the product of a query and key j, read where they lie.
