@@ -46,10 +46,11 @@ def units_and_numbers(K):
 
 
 def multiplied(kernel, a, b, **options):
-    """Return the tiles d that a kernel makes of these registers, from 1, 2, 3, 4 in each lane."""
+    """Return the products that a kernel makes of these registers, beside 1, 2, 3, 4 in each lane."""
+    c = np.broadcast_to(np.float32([1, 2, 3, 4]).view(np.uint32), (*a.shape[:-1], 4))
     launcher = Fibers(folder=MICRO)
     out = launcher.empty((len(a), 32, 4), np.float32)
-    registers = np.concatenate([a, b], -1).copy(order="C")
+    registers = np.concatenate([a, b, c], -1).copy(order="C")
     call(launcher, kernel, registers, out, out, blocks=len(a), **options)
     d = np.full((len(a), 16, 8), np.nan, np.float32)
     for i in range(4):

@@ -134,6 +134,7 @@ class Fibers:
             shared=launch.shared,
             order=get_args(Order).index(self.order),
             late=self.late,
+            arch=self.arch,
             watched=not self.sanitize,
             spans=(_Span * len(spans))(*spans),
             span_count=len(spans),
@@ -164,7 +165,7 @@ class _Job(ctypes.Structure):
         ("parameters", ctypes.c_void_p),
         ("parameters_size", ctypes.c_uint64),
         ("grid", ctypes.c_int * 3),
-        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late", "watched")),
+        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late", "arch", "watched")),
         ("spans", ctypes.POINTER(_Span)),
         ("span_count", ctypes.c_int),
     )
