@@ -86,14 +86,16 @@ KERNEL(convert, 32) {
     out[5] = bits_of(exp2_approx(low));
 }
 
-// Three groups of copies, the second of zeros; what has landed when at most one is left is read back.
+#if !TURING
+// Three groups of copies; what has landed when at most one is left is read back.
 KERNEL(copy, 32) {
     char* own = dynamic_shared() + thread_x() * 48;
     for (int group = 0; group < 3; group++) {
-        copy_async_16(own + group * 16, p.data + thread_x() * 48 + group * 16, group != 1);
+        copy_async_16(own + group * 16, p.data + thread_x() * 48 + group * 16);
         commit_copies();
     }
     wait_copies<1>();
     for (int i = 0; i < 8; i++) p.out[thread_x() * 8 + i] = ((const u32*)own)[i];
     wait_copies<0>();
 }
+#endif

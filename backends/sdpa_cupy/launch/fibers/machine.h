@@ -61,7 +61,7 @@ struct Access {  // of shared memory by one thread
 
 struct Copy {
     Byte* to;
-    const Byte* from;  // null: zeros
+    const Byte* from;
     const void* place;
 };
 

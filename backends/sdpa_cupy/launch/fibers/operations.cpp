@@ -212,12 +212,6 @@ void ldmatrix_x4_trans(unsigned* r, const void* row) {
     meet("ldmatrix_x4_trans", HERE, &own, load_matrices<4, true>);
 }
 
-void copy_16(void* shared, const void* global) {
-    if (global) check(kRead, global, 16, true, HERE);
-    check(kWrite, shared, 16, true, HERE);
-    land({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
-}
-
 void copy_async_16(void* shared, const void* global) {
     begin_copy({static_cast<Byte*>(shared), static_cast<const Byte*>(global), HERE});
 }
