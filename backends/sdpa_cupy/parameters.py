@@ -61,7 +61,8 @@ def bound(
     intervals = problem.visible or _NO_INTERVALS
     p, axes = problem, len(problem.form.batch)
     arrays = (
-        p.query, *parts_of(p.key), *parts_of(p.value), *result, *intervals, p.positions, p.keep, p.bias, p.slopes, p.sink,
+        p.query, *parts_of(p.key), *parts_of(p.value), *result, *intervals, p.positions, p.keep, p.bias, p.slopes,
+        p.sink,
     )  # fmt: skip
     views = [
         _NO_VIEW if array is None else _view(array, axes, inner, address)

@@ -111,7 +111,8 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     numbers = NUMBERS.pack(
         *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group,
         p.first_row, fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.scale, p.softcap or 0.0,
-        factor, LOG2_E if kernels.general else 1.0, *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
+        factor, LOG2_E if kernels.general else 1.0,
+        *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
     )  # fmt: skip
     split = count and chunks > 1 and want & _BY_CHUNKS
     workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0

@@ -41,7 +41,7 @@ class Planted(NamedTuple):
 
 MANY = {"L": 40, "S": 140}
 CAUSAL = MANY | {"mask": ("causal",), "offset": "end"}
-HIDDEN = MANY | {"mask": ("key lengths",), "poison": True}
+HIDDEN = MANY | {"mask": ("causal",), "offset": "start", "poison": True}
 DECODE = {"L": 2, "S": 1100, "heads": (4, 2)}
 PLAIN = {"dtype": "float64", "L": 20, "S": 70}
 FAULTS = {

@@ -47,7 +47,6 @@ def forward(
 
 def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any, kernels: bool) -> Result:
     """Return what is wanted: by the kernels, or by `arrays` over `xp` where `fused` says why they cannot."""
-
     if kernels and not problem.blockwise:
         return attend(problem, want, make_plan(problem, want, arch), launcher)
 
