@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.layers.names import Names, fitting, part_of
+from sdpa_ref.stored.quantized import Quantized
 
 Axes = Mapping[str, str]  # the name of each weight, and its shape: "3*heads*dim_head dim 1 1"
 _USUALLY = {"kdim": "hidden_size", "vdim": "hidden_size"}  # sizes that are mostly another one, for which they speak
@@ -31,8 +32,9 @@ def checked_weights(
     arrays = {}
     for name in expected:
         if name in entries:
+            coded = isinstance(entries[name], Quantized) and len(expected[name].split()) == 2
             try:
-                arrays[name] = as_array(name, entries[name])
+                arrays[name] = entries[name] if coded else as_array(name, entries[name])
             except TypeError as error:
                 faults.append(str(error))
     sizes = {**given, **_told([(expected[name], array.shape) for name, array in arrays.items()], given)}
