@@ -84,19 +84,20 @@ class Linear(Layer):
         """
         multiply = self._kernel if backend is None else self._kernel_of(backend)
         if multiply is not None and type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous:
-            rows = x.size // self.in_features
-            if x.ndim and x.shape[-1] == self.in_features and 0 < rows <= self._most:
-                y: Array = multiply(x.reshape(rows, -1), self.bias)
+            rows, bias = x.size // self.in_features, self.bias
+            fits = x.ndim and x.shape[-1] == self.in_features and 0 < rows <= self._most
+            if fits and (bias is None or (bias.dtype == np.float32 and bias.flags.c_contiguous)):
+                y: Array = multiply(x.reshape(rows, -1), bias)
                 return y.reshape(*x.shape[:-1], self.out_features)
-        return self._widened(x, multiply)
+        return self._general(x, multiply)
 
     @ieee
-    def _widened(self, x: Any, multiply: Any) -> Array:
+    def _general(self, x: Any, multiply: Any) -> Array:
         """Return the map where NumPy multiplies, or where the numbers are not float32 yet."""
         x, weight, bias = checked_input("x", x, "in_features", in_features=self.in_features), self.weight, self.bias
         dtype, wide, _ = _types(x.dtype, _counted(weight), None if bias is None else bias.dtype)
         rows = x.reshape(-1, self.in_features)  # one product, where NumPy would make one of each batch entry
-        bias = None if bias is None else dense(bias, wide)
+        bias = None if bias is None else np.ascontiguousarray(bias, wide)
         with np.errstate(all="ignore"):
             if multiply is not None and wide == np.float32 and type(x) is np.ndarray and 0 < len(rows) <= self._most:
                 y = multiply(np.ascontiguousarray(rows, wide), bias)

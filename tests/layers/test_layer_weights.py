@@ -77,11 +77,11 @@ def test_rule_30_fused_projections():
     del fused["in_proj_bias"], fused["out_proj.bias"]
     assert MultiHeadAttention.from_state_dict(fused, num_heads=3).key.bias is None
     fused["in_proj_weight"] = fused["in_proj_weight"][:17]
-    fused["bias_k"] = np.zeros((1, 1, 6))
+    fused["bias_q"] = np.zeros((1, 1, 6))
     with pytest.raises(ValueError, match="cannot take these weights") as error:
         MultiHeadAttention.from_state_dict(fused, num_heads=3)
     assert str(error.value).splitlines()[1:] == [
-        "  unexpected: bias_k",
+        "  unexpected: bias_q",
         "  in_proj_weight must have shape (3*hidden_size, hidden_size) = (18, 6), got (17, 6)",
     ]
 
