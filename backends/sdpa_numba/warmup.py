@@ -53,5 +53,5 @@ def warmup() -> dict[str, Callable[[], object]]:
             kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)
     lanes = sizes_for("float32", *host_registers()).lanes
     for name, code in BLOCKS.items():
-        kernels[f"{name}, weights"] = affine.kernel(code, lanes)
+        kernels[f"float32, weights of {name}"] = affine.kernel(code, lanes)
     return {name: partial(getattr, kernel, "address") for name, kernel in kernels.items()}
