@@ -5,7 +5,7 @@ from functools import cache
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
-from sdpa_numba.vector.dots import dotter, halver
+from sdpa_numba.vector.dots import LINE, dotter, halver, prefetch_lines
 from sdpa_numba.vector.simd import allocate, load_int64, loader, release, storer
 
 from .views import data
@@ -26,9 +26,14 @@ def filler(code, lanes):
     @part
     def fill(n, m, x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row):
         whole = n - n % ROWS
+        # a first pass over weights would wait for them, so that the passes before it have fetched them bit by bit
+        following, passes = w + m * w_row, max(1, m // many * (n // ROWS))
+        lines = (m * w_row + LINE * passes - 1) // (LINE * passes)
         for r in range(0, whole, ROWS):
             a, to, c = x + r * x_row, y + r * y_row, 0
             while c + many <= m:
+                prefetch_lines(following, lines)
+                following += LINE * lines
                 four(a, x_row, w + c * w_row, w_row, s + c * s_row, s_row, o + c * o_row, o_row, run, width, to + 4 * c,
                      y_row)  # fmt: skip
                 c += many

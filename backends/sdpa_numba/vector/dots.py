@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .emit import I32, I64, LLVM, call, constant, fetch, itemsize, prefetch, read, splat_value, widen, write
 from .unrolled import keep_rolled
 
 CHUNK = 32  # numbers of a row at a time, which share a scale
+LINE = 64  # bytes that are prefetched at once
 AHEAD = 4096  # bytes from what is read to what is prefetched: a processor does not foresee what lies in the next page
 
 
@@ -78,10 +80,9 @@ def dotter(code, rows, columns, lanes):
             by, plus = factors(code.scale, ss, group), factors(code.offset, os, group)
             x_now, w_now = builder.mul(step, I64(4 * CHUNK)), builder.mul(step, I64(code.chunk_bytes))
             places, x_places = ([builder.add(base, now) for base in bases] for bases, now in ((ws, w_now), (xs, x_now)))
-            if rows < 3:
-                for place in places:
-                    for line in range(0, code.chunk_bytes, 64):
-                        prefetch(builder, builder.add(place, I64(AHEAD + line)))
+            for place in places if rows == 1 else ():
+                for line in range(0, code.chunk_bytes, LINE):
+                    prefetch(builder, builder.add(place, I64(AHEAD + line)))
             along = 2 * lanes if code.source == "nibble" else lanes
             for n in range(0, CHUNK, along):
                 right = []
@@ -125,6 +126,19 @@ def dotter(code, rows, columns, lanes):
         return types.void(*[types.int64] * 12), generate
 
     return dots
+
+
+@intrinsic
+def prefetch_lines(_, address, count):
+    """Prefetch so many lines from an address on."""
+
+    def generate(context, builder, signature, arguments):
+        address, count = arguments
+        with cgutils.for_range(builder, count, intp=I64) as loop:
+            prefetch(builder, builder.add(address, builder.mul(loop.index, I64(LINE))))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 def halver(lanes):
