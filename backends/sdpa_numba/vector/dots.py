@@ -30,13 +30,13 @@ class Code(NamedTuple):
 
 
 def dotter(code, rows, columns, lanes):
-    """Return ``dots(x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row)``.
+    """Return ``dots(x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row, more)``.
 
-    It sets y to the products of `rows` rows of x, float32, and `columns` rows of weights, of `width` numbers each; s
-    and o are the scales and offsets, each of which serves `run` numbers. `width` and `run` are multiples of `CHUNK`;
-    strides are in bytes. For nibbles x is as `halver` makes it. Weights are rounded to float32 once. Each lane of a
-    product is a chain of fused multiply-adds, or of codes the sum of a chain for each `CHUNK`, whatever is computed
-    beside it.
+    It sets y to the products of `rows` rows of x, float32, and `columns` rows of weights, of `width` numbers each, or
+    where there were `more` numbers before adds them; s and o are the scales and offsets, each of which serves `run`
+    numbers. `width` and `run` are multiples of `CHUNK`; strides are in bytes. For nibbles x is as `halver` makes it.
+    Weights are rounded to float32 once. Each lane of a product is a chain of fused multiply-adds, or of codes the sum
+    of a chain for each `CHUNK`, whatever is computed beside it.
     """
     vector = ir.VectorType(LLVM["float32"], lanes)
     cells = [(row, column) for row in range(rows) for column in range(columns)]
@@ -53,9 +53,9 @@ def dotter(code, rows, columns, lanes):
         return [builder.fsub(y, constant(y, float(code.zero))) if code.zero else y]
 
     @intrinsic
-    def dots(_, x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row):
+    def dots(_, x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row, more):
         def generate(context, builder, signature, arguments):
-            x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row = arguments
+            x, x_row, w, w_row, s, s_row, o, o_row, run, width, y, y_row, further = arguments
 
             def apart(base, stride, count):
                 return [builder.add(base, builder.mul(stride, I64(i))) for i in range(count)]
@@ -119,11 +119,13 @@ def dotter(code, rows, columns, lanes):
             for row in range(rows):
                 totals = _sums(builder, [results[row, column] for column in range(columns)])
                 for column in range(columns):
-                    total = builder.extract_element(totals, I32(column))
-                    write(builder, builder.add(ys[row], I64(4 * column)), total, "float32")
+                    total, to = builder.extract_element(totals, I32(column)), builder.add(ys[row], I64(4 * column))
+                    before = read(builder, to, "float32", "float32")
+                    anew = builder.icmp_signed("==", further, I64(0))
+                    write(builder, to, builder.select(anew, total, builder.fadd(before, total)), "float32")
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 12), generate
+        return types.void(*[types.int64] * 13), generate
 
     return dots
 
