@@ -401,6 +401,15 @@ class Backend(Protocol):
         """
         ...
 
+    def affine(self, weight: Any) -> Callable[[Array, Array | None], Array]:
+        """Return the function of rows x and a bias that returns ``x @ weight.T + bias``, for many calls.
+
+        The weights ``(out, in)`` are float16, bfloat16 or float32, or `Quantized`, each row with scales of its own, of
+        which one serves a multiple of 32 numbers. They are read in each call, each rounded to float32 once. Rows are
+        contiguous; they, the bias and the result are float32.
+        """
+        ...
+
     def details(self) -> dict[str, str]:
         """Return what `sdpa-ref info` shows: what it found in the machine, where it keeps things."""
         ...

@@ -12,6 +12,7 @@ from sdpa_ref.stored.rows import Index, Number, settled
 from sdpa_ref.stored.slots import Slots
 
 _OWN = frozenset({"query_offset", "key_positions", "layout"})  # what a cache says itself in each call
+_ALL = slice(None)
 
 
 class CacheFull(ValueError):
@@ -251,6 +252,13 @@ class Cache(Slots):
             query = memory_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
+        if lengths is None and L > (self._reached() if self._reach is None else self._reach):
+            self._check_reach(np.full(self._B, L))
+        key, value = self._views or self._view()
+        bare = L == 1 and mask is None and lengths is None and self.window is None and options.get("bias") is None
+        if bare and type(self._used) is int and type(key) is type(value) is np.ndarray:
+            slots: Any = (..., slice(self._used), *(_ALL,) * (1 if self._hle else 2))  # the last token sees all of them
+            return sdpa(query, key[slots], value[slots], layout=geometry.layout, **options)
         own, places = self.mask if self._mask is None else self._mask, None
         if mask is not None or options.get("bias") is not None:
             own, places = own if mask is None else own & mask, self.positions
@@ -258,9 +266,6 @@ class Cache(Slots):
             queries = self._numbers("lengths", lengths)
             self._check_reach(queries)
             own = own & QueryLengths(self._over_batch(queries))
-        elif L > (self._reached() if self._reach is None else self._reach):
-            self._check_reach(np.full(self._B, L))
-        key, value = self._views or self._view()
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )
