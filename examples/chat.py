@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from gguf_file import File
+from gguf_file import File, joined
 
-from sdpa_ref import Int4, Int8, KVCache, rotary, silu
+import sdpa_ref
+from sdpa_ref import Embedding, Int4, Int8, KVCache, Linear, rotary
+from sdpa_ref.layers.coded import dense
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 STORES = {"float32": None, "int8": Int8(), "int4": Int4()}
+WEIGHTS = ("codes", "float16", "float32")
 
 
 class Sizes(NamedTuple):
@@ -36,17 +39,14 @@ class Sizes(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a layer, those that read the same input side by side: ``(in, out)``.
-
-    One row times a matrix is fastest where the longer side of the matrix is contiguous.
-    """
+    """The weights of a layer, those that read the same input as one product."""
 
     attention_norm: np.ndarray
-    query_key_value: np.ndarray
-    output: np.ndarray
+    query_key_value: Linear
+    output: Linear
     feed_norm: np.ndarray
-    gate_up: np.ndarray
-    down: np.ndarray
+    gate_up: Linear
+    down: Linear
 
 
 def normalised(x, weight, epsilon):
@@ -55,16 +55,24 @@ def normalised(x, weight, epsilon):
     return x * (weight / np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(epsilon)))
 
 
+def gated(both):
+    """Return the second half times `silu` of the first, likewise; far out the exponential is infinite, and silu 0."""
+    gate, up = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-gate)) * up
+
+
 class Model:
     """A model of the Llama family: tokens in, logits of the next token out."""
 
-    def __init__(self, sizes, embedding, layers, norm):
-        self.sizes, self.embedding, self.layers, self.norm = sizes, embedding, layers, norm
+    def __init__(self, sizes, words, layers, norm):
+        self.sizes, self.layers, self.norm = sizes, layers, norm
+        self.words, self.logits = (kind.from_state_dict({"weight": words}) for kind in (Embedding, Linear))
 
     def caches(self, rows=1, store=None):
         """Return an empty cache for each layer."""
         s = self.sizes
-        return [KVCache(rows, s.key_heads, s.head, store=store, layout="LHE") for _ in self.layers]
+        return [KVCache(rows, s.key_heads, s.head, store=store) for _ in self.layers]
 
     def __call__(self, tokens, caches, lengths=None):
         """Add tokens ``(B, T)`` to the caches, and return the logits behind the last one of each row.
@@ -73,42 +81,57 @@ class Model:
         """
         s, (B, T) = self.sizes, tokens.shape
         positions = caches[0].lengths[:, None] + np.arange(T)
-        turned, keys = s.heads + s.key_heads, s.heads + 2 * s.key_heads
-        x = self.embedding[tokens]
+        # pairs of neighbours are complex numbers: what turns 1 turns each of them, in all layers
+        unit = np.ones((B, 1, T, s.head // 2), np.complex64).view(np.float32)
+        turns = rotary(unit, positions, base=s.base, interleaved=True).view(np.complex64)
+        x = self.words(tokens)
         for layer, cache in zip(self.layers, caches, strict=True):
-            read = (normalised(x, layer.attention_norm, s.epsilon) @ layer.query_key_value).reshape(B, T, keys, s.head)
-            both = rotary(read[:, :, :turned], positions, base=s.base, interleaved=True, layout="LHE")
-            cache.append(both[:, :, s.heads :], read[:, :, turned:], lengths)
-            attended = cache.attend(both[:, :, : s.heads], lengths=lengths)
-            x = x + attended.reshape(B, T, -1) @ layer.output
-            both = normalised(x, layer.feed_norm, s.epsilon) @ layer.gate_up
-            gate, up = both[..., : both.shape[-1] // 2], both[..., both.shape[-1] // 2 :]
-            x = x + (silu(gate) * up) @ layer.down
+            read = layer.query_key_value(normalised(x, layer.attention_norm, s.epsilon))
+            read = read.reshape(B, T, -1, s.head).swapaxes(1, 2)
+            both, value = read[:, : -s.key_heads], read[:, -s.key_heads :]
+            both = (both.view(np.complex64) * turns).view(np.float32)
+            cache.append(both[:, s.heads :], value, lengths)
+            attended = cache.attend(both[:, : s.heads], lengths=lengths)
+            x = x + layer.output(attended.swapaxes(1, 2).reshape(B, T, -1))
+            x = x + layer.down(gated(layer.gate_up(normalised(x, layer.feed_norm, s.epsilon))))
         last = np.full(B, T - 1) if lengths is None else np.asarray(lengths) - 1
-        return normalised(x[np.arange(B), last], self.norm, s.epsilon) @ self.embedding.T
+        return self.logits(normalised(x[np.arange(B), last], self.norm, s.epsilon))
+
+    @property
+    def nbytes(self):
+        """Memory of the weights."""
+        linear = [each for layer in self.layers for each in layer if isinstance(each, Linear)]
+        return sum(each.weight.nbytes for each in (self.logits, *linear))
 
 
-def load(path, progress):
-    """Return the model and the tokenizer of a GGUF file, its weights as float32."""
+def load(path, progress, store="codes"):
+    """Return the model and the tokenizer of a GGUF file.
+
+    Weights stay codes, as the file has them, or become float32, or float16, which rounds them.
+    """
     file = File(path)
     field, family = file.fields, file.fields["general.architecture"]
     if family != "llama":
         raise SystemExit(f"The model must be of the family llama, got {family!r} in {path}")
 
-    def weight(name):
-        return file(f"{name}.weight")
+    def weight(*names):
+        weights = joined([file(f"{name}.weight") for name in names])
+        return weights if store == "codes" else dense(weights, np.float32).astype(store, copy=False)
 
-    def beside(*names):
-        return np.ascontiguousarray(np.concatenate([weight(name) for name in names]).T)
+    def linear(*names):
+        return Linear.from_state_dict({"weight": weight(*names)})
+
+    def norm(name):
+        return file(f"{name}.weight").astype(np.float32)
 
     def layer(i):
         made = Layer(
-            weight(f"blk.{i}.attn_norm"),
-            beside(*(f"blk.{i}.attn_{part}" for part in "qkv")),
-            beside(f"blk.{i}.attn_output"),
-            weight(f"blk.{i}.ffn_norm"),
-            beside(f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"),
-            weight(f"blk.{i}.ffn_down").T,
+            norm(f"blk.{i}.attn_norm"),
+            linear(*(f"blk.{i}.attn_{part}" for part in "qkv")),
+            linear(f"blk.{i}.attn_output"),
+            norm(f"blk.{i}.ffn_norm"),
+            linear(f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"),
+            linear(f"blk.{i}.ffn_down"),
         )
         progress(sizes.layers)
         return made
@@ -119,9 +142,9 @@ def load(path, progress):
         field[f"{family}.rope.freq_base"], field[f"{family}.attention.layer_norm_rms_epsilon"],
     )  # fmt: skip
     with ThreadPoolExecutor() as pool:
-        embedding = pool.submit(beside, "token_embd")
+        words = pool.submit(weight, "token_embd")
         layers = list(pool.map(layer, range(sizes.layers)))
-    model = Model(sizes, embedding.result().T, layers, weight("output_norm"))
+    model = Model(sizes, words.result(), layers, norm("output_norm"))
     return model, tokenizer(field["tokenizer.ggml.tokens"], field["tokenizer.ggml.merges"])
 
 
@@ -175,12 +198,21 @@ def data():
     return path
 
 
+def compiles():
+    """Return whether there is the backend that reads codes: without it they are widened again for each token."""
+    try:
+        return sdpa_ref.load("numba") is not None
+    except sdpa_ref.BackendUnavailable:
+        return False
+
+
 def main():
     """Chat, or answer one prompt."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prompt", help="answer this and end")
     parser.add_argument("--model", type=Path, help="a GGUF file; that of the package of data by default")
     parser.add_argument("--cache", choices=STORES, default="float32", help="how keys and values are stored")
+    parser.add_argument("--weights", choices=WEIGHTS, help="how they are stored; codes where Numba is installed")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer, at most")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     parser.add_argument("--seed", type=int, default=0)
@@ -195,11 +227,9 @@ def main():
         if sys.stderr.isatty():
             print(f"\r[{'#' * len(done):{layers}}]", end="", file=sys.stderr, flush=True)
 
-    model, words = load(options.model or data(), progress)
-    print(
-        f"{chr(13) if done and sys.stderr.isatty() else ''}[loaded in {time.perf_counter() - begin:.1f} s]",
-        file=sys.stderr,
-    )
+    model, words = load(options.model or data(), progress, options.weights or ("codes" if compiles() else "float32"))
+    took, bar = time.perf_counter() - begin, "\r" if done and sys.stderr.isatty() else ""
+    print(f"{bar}[loaded in {took:.1f} s, weights {model.nbytes / 2**20:.0f} MiB]", file=sys.stderr)
     caches, rng = model.caches(store=STORES[options.cache]), np.random.default_rng(options.seed)
     prompts = [options.prompt] if options.prompt is not None else iter(lambda: input("> "), "")
     try:

@@ -10,18 +10,17 @@ import struct
 
 import numpy as np
 
+from sdpa_ref import Quantized
+from sdpa_ref.layers.coded import dense, of_blocks
+
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-KINDS = {  # how a block of 32 weights lies in the file: all of a kind, or codes and what they are multiplied by
-    0: np.dtype(("<f4", 32)),
-    1: np.dtype(("<f2", 32)),
-    3: np.dtype([("scale", "<f2"), ("least", "<f2"), ("halves", "u1", 16)]),  # Q4_1
-    8: np.dtype([("scale", "<f2"), ("codes", "i1", 32)]),  # Q8_0
-}
+FLOATS = {0: np.dtype("<f4"), 1: np.dtype("<f2")}
+BYTES = {2: 18, 3: 20, 8: 34}  # of 32 codes with their scale: Q4_0, Q4_1 and Q8_0
 
 
 class File:
-    """A GGUF file: `fields` has what it says about the model, and a call returns weights as float32."""
+    """A GGUF file: `fields` has what it says about the model, and a call returns weights, an array or `Quantized`."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
@@ -41,22 +40,14 @@ class File:
         self.begin = -(-self.at // unit) * unit
 
     def __call__(self, name):
-        """Return the weights of this name."""
+        """Return the weights of this name, as they are stored."""
         shape, kind, at = self.tensors[name]
-        if kind not in KINDS:
-            raise SystemExit(f"{name} has codes of kind {kind}; this example reads F32, F16, Q8_0 and Q4_1")
-        blocks = np.frombuffer(self.bytes, KINDS[kind], -(-math.prod(shape) // 32), self.begin + at)
-        if not blocks.dtype.names:
-            return blocks.astype(np.float32).reshape(-1)[: math.prod(shape)].reshape(shape)
-        scale, made = blocks["scale"].astype(np.float32)[:, None], np.empty((len(blocks), 32), np.float32)
-        if kind == 8:
-            np.multiply(blocks["codes"], scale, out=made)
-        else:
-            halves = blocks["halves"]
-            np.multiply(halves & 15, scale, out=made[:, :16])
-            np.multiply(halves >> 4, scale, out=made[:, 16:])
-            made += blocks["least"].astype(np.float32)[:, None]
-        return made.reshape(shape)
+        if kind in FLOATS:
+            return np.frombuffer(self.bytes, FLOATS[kind], math.prod(shape), self.begin + at).reshape(shape)
+        if kind not in BYTES:
+            raise SystemExit(f"{name} has codes of kind {kind}; this example reads F32, F16, Q8_0, Q4_0 and Q4_1")
+        raw = np.frombuffer(self.bytes, np.uint8, math.prod(shape) // 32 * BYTES[kind], self.begin + at)
+        return of_blocks(raw, kind, tuple(shape))
 
     def _next(self, kind):
         (value,) = struct.unpack_from(f"<{kind}", self.bytes, self.at)
@@ -75,3 +66,16 @@ class File:
             return self._next(SCALARS[kind])
         kind, length = self._next("I"), self._next("Q")
         return [self._value(kind) for _ in range(length)]
+
+
+def joined(weights):
+    """Return weights one behind the other, so that what reads the same input is one product."""
+    codes = [each for each in weights if isinstance(each, Quantized)]
+    alike = {(each.bits, each.zero, each.codes.dtype, each.offset is None) for each in codes}
+    if len(codes) < len(weights) or len(alike) > 1:
+        return np.concatenate([dense(each, np.float32) for each in weights])
+    parts = [
+        None if each[0] is None else np.concatenate(each)
+        for each in zip(*((each.codes, each.scale, each.offset) for each in codes), strict=True)
+    ]
+    return Quantized(*parts, zero=codes[0].zero, bits=codes[0].bits)

@@ -124,10 +124,12 @@ def is_aligned(array: Array | None) -> bool:
     """Return whether the numbers of an array lie at multiples of their size; None is aligned."""
     if array is None:
         return True
-    if kind(array) == "numpy":
+    if type(array) is np.ndarray or kind(array) == "numpy":
         return bool(array.flags.aligned)
-    steps = (stride for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
-    return not any(place % array.itemsize for place in (array.data.ptr, *steps))
+    size = array.itemsize
+    if array.data.ptr % size:
+        return False
+    return not any([stride % size and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)])
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

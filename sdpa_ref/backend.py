@@ -391,6 +391,25 @@ class Backend(Protocol):
         """Return the exact GELU of an array whose numbers are computed in float32, in its type, as a new array."""
         ...
 
+    def encode(
+        self, code: str, group: int, first: tuple[Array, Array, Array], second: tuple[Array, Array, Array] = ...
+    ) -> bool:
+        """Write the codes and scales that a recipe makes of an array, or of two of one shape, into arrays that follow.
+
+        The bits are those of `sdpa_ref.stored.recipes`; `code` is the type of codes, "nibble" that of four bits, and so
+        many numbers share a scale. False says that a number is not finite or a scale beyond its type.
+        """
+        ...
+
+    def affine(self, weight: Any) -> Callable[[Array, Array | None], Array]:
+        """Return the function of rows x and a bias that returns ``x @ weight.T + bias``, for many calls.
+
+        The weights ``(out, in)`` are float16, bfloat16 or float32, or `Quantized`, each row with scales of its own, of
+        which one serves a multiple of 32 numbers. They are read in each call, each rounded to float32 once. Rows are
+        contiguous; they, the bias and the result are float32.
+        """
+        ...
+
     def details(self) -> dict[str, str]:
         """Return what `sdpa-ref info` shows: what it found in the machine, where it keeps things."""
         ...

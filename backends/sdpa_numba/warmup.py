@@ -7,6 +7,13 @@ from .calls import BIAS_CODES
 from .compile.cache import cache_info
 from .plan import host_registers, sizes_for
 from .runtime.threads import get_num_threads
+from .vector.dots import Code
+
+BLOCKS = {  # the codes of GGUF files
+    "Q4_0": Code("nibble", "float16", "", 8),
+    "Q4_1": Code("nibble", "float16", "float16"),
+    "Q8_0": Code("int8", "float16"),
+}
 
 
 def details() -> dict[str, str]:
@@ -27,7 +34,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     OSError
         What would be compiled cannot be kept.
     """
-    from .kernels import activations, backward, few_rows, many_rows
+    from .kernels import activations, affine, backward, encode, few_rows, many_rows
 
     kept = cache_info()
     if kept.reason is not None:
@@ -40,7 +47,13 @@ def warmup() -> dict[str, Callable[[], object]]:
         kernels[f"{dtype}, general"] = many_rows.kernel(dtype, sizes, True, None)
         if sizes.acc == "float32":
             kernels[f"{dtype}, GELU"] = activations.kernel(dtype, sizes.lanes)
+            kernels[f"{dtype}, weights"] = affine.kernel(Code(dtype), sizes.lanes)
         if dtype == sizes.acc:  # gradients in half precision are computed in float32
             kernels[f"{dtype}, gradients"] = backward.kernel(sizes, False)
             kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)
+    wide = sizes_for("float64", *host_registers()).lanes
+    kernels |= {f"float32, {code} codes": encode.kernel("float32", code, wide) for code in encode.SPANS}
+    lanes = sizes_for("float32", *host_registers()).lanes
+    for name, code in BLOCKS.items():
+        kernels[f"float32, weights of {name}"] = affine.kernel(code, lanes)
     return {name: partial(getattr, kernel, "address") for name, kernel in kernels.items()}

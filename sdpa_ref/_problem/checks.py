@@ -195,13 +195,21 @@ def _overlaps_itself(array: Array) -> bool:
 def _overlap(a: Array, b: Array) -> bool:
     """Return whether two arrays share memory, or may do so as far as a short search finds."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
-        if kind(a) != kind(b):
+        if kind(a) != kind(b) or _far_apart(a, b):
             return False
         a, b = _addresses(a), _addresses(b)
     try:
         return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def _far_apart(a: Array, b: Array) -> bool:
+    """Return whether two CuPy arrays, of which each lies in one piece, have no byte in common."""
+    if kind(a) != "cupy" or not a.flags.c_contiguous or not b.flags.c_contiguous:
+        return False
+    first, second = a.data.ptr, b.data.ptr
+    return bool(first + a.nbytes <= second or second + b.nbytes <= first)
 
 
 def _addresses(array: Array) -> Array:

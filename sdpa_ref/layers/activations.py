@@ -8,7 +8,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, accumulation_dtype, as_array, is_float, kind
 from sdpa_ref.floating_point import ieee
-from sdpa_ref.registry import BackendUnavailable, load
+from sdpa_ref.layers.kernels import kernel
 
 _BLOCK = 1 << 13  # numbers at a time, so that what lies between two steps of a formula stays in the processor's cache
 _FAR = 40.0  # beyond it the normal distribution is 0 and 1 in every type
@@ -71,9 +71,10 @@ def gelu(x: Any, approximate: str = "none", *, backend: str | None = None) -> Ar
     """
     function, x = _GELU[_checked(approximate)][0], _floats(x)
     if function is _gelu and kind(x) == "numpy" and accumulation_dtype(x.dtype.newbyteorder("=")) == np.float32:
-        compiled = _compiled(backend)
+        compiled = kernel("gelu", backend, "GELU")
         if compiled is not None:
-            return compiled(x)
+            value: Array = compiled(x)
+            return value
     return _each(function, x)
 
 
@@ -135,21 +136,6 @@ def _floats(x: Any) -> Array:
     if not is_float(x.dtype):
         raise TypeError(f"x must be {FLOATS}, got {x.dtype}")
     return x
-
-
-def _compiled(backend: str | None) -> Callable[[Array], Array] | None:
-    """Return the kernel of the exact GELU, None where NumPy is to do it."""
-    if backend == "reference":
-        return None
-    try:
-        chosen = load("numba" if backend is None else backend)
-    except (BackendUnavailable, ValueError):
-        if backend is None:
-            return None
-        raise
-    if "gelu" not in chosen.TASKS:
-        raise NotImplementedError(f"backend {backend!r} has no GELU")
-    return chosen.gelu
 
 
 @ieee

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_ref.arrays import Array
 from sdpa_ref.extras import install
+from sdpa_ref.layers.coded import of_blocks
 from sdpa_ref.layers.names import UnknownPrefix, beginning
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ _HINTS = {  # what an error of the reader mentions, and what to do
 }
 
 
-def read_weights(path: str | PathLike[str], prefix: str = "") -> dict[str, Array]:
+def read_weights(path: str | PathLike[str], prefix: str = "", *, codes: bool = False) -> dict[str, Any]:
     """Return the weights that are in a file, by name.
 
-    For a single layer its own `load` is enough; a whole model is read once, and its layers are made of the mapping.
+    For a single layer its own `load` is enough. A whole model is read once, and its layers are made of the mapping.
 
     Parameters
     ----------
@@ -36,11 +37,14 @@ def read_weights(path: str | PathLike[str], prefix: str = "") -> dict[str, Array
         A safetensors file; the index ``*.safetensors.index.json`` of a model in several; or a GGUF file.
     prefix : str
         Only the entries whose names begin so are read, under their full names.
+    codes : bool
+        Whether the codes Q4_0, Q4_1 and Q8_0 of a GGUF file stay what they are, `Quantized`, which `Linear` and
+        `Embedding` take. Else, and of other kinds, they become float32.
 
     Returns
     -------
-    dict of str to array
-        As they are in the file. The codes of a GGUF file become float32.
+    dict of str to array, or Quantized
+        As they are in the file.
 
     Raises
     ------
@@ -55,7 +59,7 @@ def read_weights(path: str | PathLike[str], prefix: str = "") -> dict[str, Array
         raise IsADirectoryError(f"{path} is a folder; name a safetensors file ({inside})")
     if path.suffix == ".json":
         return _of_shards(path, prefix)
-    return _of_gguf(path, prefix) if _begins(path, b"GGUF") else _of_file(path, prefix)
+    return _of_gguf(path, prefix, codes) if _begins(path, b"GGUF") else _of_file(path, prefix)
 
 
 def safetensors() -> Any:
@@ -85,8 +89,8 @@ def _of_file(path: "Path", prefix: str = "", names: list[str] | None = None) -> 
         raise ValueError(f"NumPy cannot read {path} as a safetensors file: {_explained(path, error)}") from None
 
 
-def _of_gguf(path: "Path", prefix: str) -> dict[str, Array]:
-    """Return the entries of a GGUF file, codes multiplied out."""
+def _of_gguf(path: "Path", prefix: str, codes: bool) -> dict[str, Any]:
+    """Return the entries of a GGUF file, codes multiplied out where they are not to stay."""
     try:
         from gguf import GGUFReader, dequantize
     except ModuleNotFoundError as error:
@@ -95,9 +99,13 @@ def _of_gguf(path: "Path", prefix: str) -> dict[str, Array]:
         tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     except (ValueError, IndexError, KeyError) as error:
         raise ValueError(f"cannot read {path} as a GGUF file: {error}") from None
-    return {
-        name: dequantize(tensors[name].data, tensors[name].tensor_type) for name in beginning(list(tensors), prefix)
-    }
+    entries: dict[str, Any] = {}
+    for name in beginning(list(tensors), prefix):
+        tensor, coded = tensors[name], None
+        if codes:
+            coded = of_blocks(tensor.data, int(tensor.tensor_type), tuple(int(n) for n in tensor.shape[::-1]))
+        entries[name] = dequantize(tensor.data, tensor.tensor_type) if coded is None else coded
+    return entries
 
 
 def _begins(path: "Path", mark: bytes) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
+from sdpa_ref.stored.quantized import Quantized
 
 
 class LayerGradients(NamedTuple):
@@ -55,10 +56,12 @@ def affine(layer: Any, x: Array, grad: Array) -> dict[str, Array]:
 
     A row without gradient adds nothing, whatever it holds: a token that no query saw may be NaN.
     """
-    product = grad.T @ x
-    if not np.isfinite(product).all():
-        product = grad.T @ np.where(grad.any(-1, keepdims=True), x, 0)
-    weights = {"weight": like(product, layer.weight)}
+    weights = {}
+    if not isinstance(layer.weight, Quantized):
+        product = grad.T @ x
+        if not np.isfinite(product).all():
+            product = grad.T @ np.where(grad.any(-1, keepdims=True), x, 0)
+        weights = {"weight": like(product, layer.weight)}
     return weights if layer.bias is None else weights | {"bias": like(grad.sum(0), layer.bias)}
 
 

@@ -12,6 +12,7 @@ from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array, real_number
 from sdpa_ref.layers.names import Names, of_one_layer
 from sdpa_ref.layers.weights import Axes, checked_weights, float_dtype, shape_of
+from sdpa_ref.stored.quantized import Quantized
 
 _PLAIN = (int, float)  # the types of fields that are no weights
 
@@ -41,8 +42,9 @@ class Layer:
         Parameters
         ----------
         entries : mapping of str to array
-            What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes. They are not copied
-            where the memory allows, so that the layer sees what is written to them later.
+            What `state_dict` returns, here or in PyTorch: arrays of any library that `sdpa` takes, and `Quantized` for
+            the weights of `Linear` and `Embedding`. They are not copied where the memory allows, so that the layer sees
+            what is written to them later.
         prefix : str
             How the names of this layer's entries begin in a whole model, such as ``"encoder.layer.0.attention."``; it
             is taken off, and all other entries are left alone.
@@ -138,15 +140,20 @@ class Layer:
 
         Raises
         ------
+        TypeError
+            Weights are `Quantized`.
         OSError
             There is no such folder, no space, or `path` is write-protected or no regular file.
         """
         from sdpa_ref.files import replacing
         from sdpa_ref.layers.files import safetensors
 
+        entries = self.state_dict()
+        for name, array in entries.items():
+            if isinstance(array, Quantized):
+                raise TypeError(f"{name} is Quantized, which the format does not have: make a layer of its dense()")
         contiguous = {  # the format's writer copies memory as it lies
-            name: np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-            for name, array in self.state_dict().items()
+            name: np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for name, array in entries.items()
         }
         with replacing(path) as unfinished:
             safetensors().save_file(contiguous, unfinished)

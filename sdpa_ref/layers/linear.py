@@ -1,16 +1,22 @@
 """Affine maps: of the last axis, and of the channels of a feature map."""
 
-from dataclasses import dataclass
-from functools import lru_cache
+import sys
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array, result_dtype
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.layers.coded import dense, in_place
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, affine, checked_gradient, like
+from sdpa_ref.layers.kernels import kernel
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
+from sdpa_ref.stored.quantized import Quantized
+
+_FEW = 32  # rows, at most, of which a kernel makes the product with float32 weights
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -30,13 +36,17 @@ class Linear(Layer):
 
     Attributes
     ----------
-    weight : array, shape (out_features, in_features)
+    weight : array or Quantized, shape (out_features, in_features)
     bias : array, shape (out_features,), or None
 
     Notes
     -----
     Random weights, here and in the layers made of this one, are uniform within ``1 / sqrt(in_features)``, as PyTorch
     draws them. The result has the common type of input and weights; sums of 16-bit types are float32.
+
+    Weights that are loaded may be codes with scales, `Quantized`, such as those of a GGUF file; their type does not
+    count. The Numba backend reads weights of 16 bits, and codes of which 32 or more in a row share a scale, as they
+    are stored. Everything else, and all of it without that backend, is widened in each call.
 
     Examples
     --------
@@ -58,27 +68,76 @@ class Linear(Layer):
     ) -> None:
         self._draw(rng, dtype, bias, in_features=in_features, out_features=out_features)
 
+    def __call__(self, x: Any, *, backend: str | None = None) -> Array:
+        """Return the map of an array.
+
+        Parameters
+        ----------
+        x : array, shape (..., in_features)
+        backend : str, optional
+            Whose kernel reads weights that are stored in few bytes, and multiplies a few rows: "numba", or "reference"
+            for NumPy. By default the kernel where it is installed. All else is NumPy.
+
+        Returns
+        -------
+        array, shape (..., out_features)
+        """
+        multiply = self._kernel if backend is None else self._kernel_of(backend)
+        if multiply is not None and type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous:
+            rows, bias = x.size // self.in_features, self.bias
+            fits = x.ndim and x.shape[-1] == self.in_features and 0 < rows <= self._most
+            if fits and (bias is None or (bias.dtype == np.float32 and bias.flags.c_contiguous)):
+                y: Array = multiply(x.reshape(rows, -1), bias)
+                return y.reshape(*x.shape[:-1], self.out_features)
+        return self._general(x, multiply)
+
     @ieee
-    def __call__(self, x: Any) -> Array:
-        """Return the map of `x`, ``(..., in_features)`` to ``(..., out_features)``."""
-        x = checked_input("x", x, "in_features", in_features=self.in_features)
-        dtype, x, weight, bias = _widened(x, self.weight, self.bias)
+    def _general(self, x: Any, multiply: Any) -> Array:
+        """Return the map where NumPy multiplies, or where the numbers are not float32 yet."""
+        x, weight, bias = checked_input("x", x, "in_features", in_features=self.in_features), self.weight, self.bias
+        dtype, wide, _ = _types(x.dtype, _counted(weight), None if bias is None else bias.dtype)
+        rows = x.reshape(-1, self.in_features)  # one product, where NumPy would make one of each batch entry
+        bias = None if bias is None else np.ascontiguousarray(bias, wide)
         with np.errstate(all="ignore"):
-            y = (
-                x.reshape(-1, self.in_features) @ weight.T
-            )  # one product, where NumPy would make one of each batch entry
-            if bias is not None:
-                y += bias
+            if multiply is not None and wide == np.float32 and type(x) is np.ndarray and 0 < len(rows) <= self._most:
+                y = multiply(np.ascontiguousarray(rows, wide), bias)
+            else:
+                y = dense(rows, wide) @ dense(weight, wide).T
+                if bias is not None:
+                    y += bias
             return y.reshape(*x.shape[:-1], self.out_features).astype(dtype, copy=False)
 
+    @cached_property
+    def _kernel(self) -> Any:
+        """The product with these weights as they are stored, None where NumPy widens them."""
+        return self._kernel_of(None)
+
+    def _kernel_of(self, backend: str | None) -> Any:
+        affine = kernel("affine", backend, "product with stored weights")
+        return affine(self.weight) if affine is not None and in_place(self.weight) else None
+
+    @cached_property
+    def _most(self) -> int:
+        """How many rows a kernel multiplies; NumPy is faster at many rows of float32, which it rearranges first."""
+        return _FEW if self.weight.dtype == np.float32 else sys.maxsize
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is kept of a layer that is copied or pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def value_and_vjp(self, x: Any) -> tuple[Array, Vjp]:
-        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`."""
+        """Return the map of `x`, and the function that gives its gradients: see `MultiHeadAttention.value_and_vjp`.
+
+        There is none by weights that are codes.
+        """
         given = as_array("x", x)
         y = self(given)
 
         @ieee
         def vjp(grad_value: Any) -> LayerGradients:
-            _, x, weight, _ = _widened(given, self.weight, self.bias)
+            bias = None if self.bias is None else self.bias.dtype
+            wide = _types(given.dtype, _counted(self.weight), bias)[1]
+            x, weight = dense(given, wide), dense(self.weight, wide)
             with np.errstate(all="ignore"):
                 grad = checked_gradient(grad_value, y.shape).astype(x.dtype, copy=False)
                 weights = affine(self, x.reshape(-1, self.in_features), grad.reshape(-1, self.out_features))
@@ -159,10 +218,15 @@ def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:
     return dtype, *(None if array is None else array.astype(wide, copy=False) for array in (x, weight, bias))
 
 
+def _counted(weight: Any) -> np.dtype[Any] | None:
+    """Return the type of weights as it counts for the result: codes have none."""
+    return None if isinstance(weight, Quantized) else weight.dtype
+
+
 @lru_cache(maxsize=64)
 def _types(x: Any, weight: Any, bias: Any) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
     """Return the common type of x, weight and bias, that in which the result is summed, and whether all are of it."""
-    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    given = {name: dtype for name, dtype in {"x": x, "weight": weight, "bias": bias}.items() if dtype is not None}
     dtype = result_dtype(**given)
     wide = accumulation_dtype(dtype)
     return dtype, wide, all(own == wide for own in given.values())

@@ -7,31 +7,20 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from sdpa_ref._problem.checks import checked_sizes
-from sdpa_ref.api import sdpa, sdpa_with_vjp
-from sdpa_ref.arrays import Array, as_array
-from sdpa_ref.layers.attend import append_and_attend, attend_over, sdpa_and_weights
-from sdpa_ref.layers.gradients import LayerGradients, Vjp, of_parts
+from sdpa_ref.arrays import Array
+from sdpa_ref.layers.attention import attended, attended_and_weights, cached, check_parts, value_and_vjp
+from sdpa_ref.layers.fused import separate
+from sdpa_ref.layers.gradients import Vjp
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.linear import Linear
 from sdpa_ref.layers.names import ATTENTION
 from sdpa_ref.layers.norms import RMSNorm
-from sdpa_ref.layers.projected import (
-    PROJECTIONS,
-    as_heads,
-    context_tokens,
-    places_of,
-    projected,
-    projected_and_vjp,
-)
+from sdpa_ref.layers.own_keys import drawn_keys
 from sdpa_ref.layers.rotary import Rotary
-from sdpa_ref.layers.weights import Axes, checked_input, checked_weights, float_dtype
+from sdpa_ref.layers.weights import Axes, float_dtype
 from sdpa_ref.options import LayerOptions, spelled_out
 from sdpa_ref.spelling import known_to_layers
-from sdpa_ref.stored.cache import Cache
 from sdpa_ref.stored.kv_cache import KVCache
-
-_FUSED_WEIGHTS = {"in_proj_weight": "3*hidden_size hidden_size", "output.weight": "hidden_size hidden_size"}
-_FUSED_BIASES = {"in_proj_bias": "3*hidden_size", "output.bias": "hidden_size"}
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -59,6 +48,10 @@ class MultiHeadAttention(Layer):
         Of these norms.
     rotary : Rotary, optional
         Rotary positions, by which query and key are turned, after the norms.
+    add_bias_kv : bool
+        Whether a learned key and value, PyTorch's `bias_k` and `bias_v`, follow those of the tokens, for every query.
+    add_zero_attn : bool
+        Whether a key and value of zeros do so. No weight tells it: `from_state_dict` and `load` take it, too.
     rng, dtype
         As in `Linear`.
 
@@ -70,8 +63,8 @@ class MultiHeadAttention(Layer):
         From `kdim` and `vdim` to ``num_kv_heads * head_size``, likewise.
     output : Linear
         From ``num_heads * head_size`` to `hidden_size`.
-    query_norm, key_norm : RMSNorm, or None
-        Of width `head_size`.
+    query_norm, key_norm : RMSNorm of width `head_size`, or None
+    bias_k, bias_v : array, shape (1, 1, num_kv_heads * head_size), or None
 
     Notes
     -----
@@ -107,12 +100,15 @@ class MultiHeadAttention(Layer):
     vdim: int
     eps: float
     rotary: Rotary | None
+    add_zero_attn: bool | None
     query: Linear
     key: Linear
     value: Linear
     output: Linear
     query_norm: RMSNorm
     key_norm: RMSNorm
+    bias_k: Array
+    bias_v: Array
 
     _weights: ClassVar[Axes] = {
         "query.weight": "num_heads*head_size hidden_size",
@@ -122,10 +118,13 @@ class MultiHeadAttention(Layer):
     }
     _biases: ClassVar[Axes] = {name.replace("weight", "bias"): axes.split()[0] for name, axes in _weights.items()}
     _given = ("num_heads",)
-    _optional: ClassVar[Axes] = {"query_norm.weight": "head_size", "key_norm.weight": "head_size"}
+    _optional: ClassVar[Axes] = {
+        **dict.fromkeys(("query_norm.weight", "key_norm.weight"), "head_size"),
+        **dict.fromkeys(("bias_k", "bias_v"), "1 1 num_kv_heads*head_size"),
+    }
     _told = ("num_kv_heads", "head_size", "kdim", "vdim")
     _numbers: ClassVar[Mapping[str, float]] = {"eps": 1e-6}
-    _options = ("rotary",)
+    _options = ("rotary", "add_zero_attn")
     _names = ATTENTION
 
     def __init__(
@@ -141,26 +140,32 @@ class MultiHeadAttention(Layer):
         norm: bool = False,
         eps: float = 1e-6,
         rotary: Rotary | None = None,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         rng: Any = None,
         dtype: Any = np.float32,
     ) -> None:
         sizes = checked_sizes(hidden_size=hidden_size, num_heads=num_heads)
         hidden_size, num_heads = sizes.values()
-        if head_size is None:
-            if hidden_size % num_heads:
-                raise ValueError(
-                    f"hidden_size = {hidden_size} must be a multiple of num_heads = {num_heads}; or give head_size="
-                )
-            head_size = hidden_size // num_heads
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if head_size is None and hidden_size % num_heads:
+            raise ValueError(
+                f"hidden_size = {hidden_size} must be a multiple of num_heads = {num_heads}; or give head_size="
+            )
         widths = checked_sizes(
-            num_kv_heads=num_kv_heads, head_size=head_size, kdim=hidden_size if kdim is None else kdim,
-            vdim=hidden_size if vdim is None else vdim,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_size=hidden_size // num_heads if head_size is None else head_size,
+            kdim=hidden_size if kdim is None else kdim, vdim=hidden_size if vdim is None else vdim,
         )  # fmt: skip
-        if not isinstance(norm, (bool, np.bool_)):
-            raise TypeError(f"norm must be True or False, got {type(norm).__name__}")
-        ones = {name: np.ones(widths["head_size"], float_dtype(dtype)) for name in self._optional} if norm else {}
-        self._draw(rng, dtype, bias, {**ones, "eps": eps, "rotary": rotary}, **sizes, **widths)
+        for name, flag in (("norm", norm), ("add_bias_kv", add_bias_kv)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
+        others: dict[str, Any] = {"eps": eps, "rotary": rotary, "add_zero_attn": add_zero_attn}
+        rng, dtype = np.random.default_rng(rng), float_dtype(dtype)
+        if norm:
+            others |= {f"{name}_norm.weight": np.ones(widths["head_size"], dtype) for name in ("query", "key")}
+        if add_bias_kv:
+            others |= drawn_keys(rng, widths["num_kv_heads"] * widths["head_size"], dtype)
+        self._draw(rng, dtype, bias, others, **sizes, **widths)
 
     @spelled_out(LayerOptions)
     def __call__(
@@ -183,7 +188,6 @@ class MultiHeadAttention(Layer):
             Where the tokens stand, for `rotary` positions; from what the cache holds on, or from 0, by default.
         mask, bias, query_offset, dropout, backend
             As in `sdpa_ref.sdpa`: mask and bias broadcast to ``(..., H, L, S)``, True = may attend.
-            Without `dropout` nothing is dropped.
         scale, softcap, sink
             As in `sdpa_ref.sdpa`: the scale is ``1 / sqrt(head_size)`` by default, a sink is a number or ``(H,)``.
 
@@ -201,15 +205,7 @@ class MultiHeadAttention(Layer):
         >>> bool(np.allclose(np.concatenate(steps, 1), layer(x, mask=Causal()), atol=1e-6))
         True
         """
-        given = known_to_layers(options, LayerOptions)
-        if cache is not None and context is not None:
-            raise TypeError("context and cache exclude each other: a cache holds the keys of the tokens x")
-        if isinstance(context, Cache):
-            return self.output(self._joined(attend_over(context, self._queries(x, context, positions), given)))
-        query, key, value = self._heads(x, context, cache, positions)
-        if cache is not None:
-            return self.output(self._joined(append_and_attend(cache, query, key, value, given)))
-        return self.output(self._joined(sdpa(query, key, value, layout="LHE", **given)))
+        return self.output(attended(self, x, context, cache, positions, known_to_layers(options, LayerOptions)))
 
     def cached(self, context: Any, lengths: Any = None, *, store: Any = None) -> KVCache:
         """Return the keys and values of tokens that many calls will attend to, to be passed as `context`.
@@ -227,17 +223,10 @@ class MultiHeadAttention(Layer):
         --------
         >>> layer, x = MultiHeadAttention(48, num_heads=4, rng=0), np.ones((2, 1, 48), np.float32)
         >>> words = np.ones((2, 7, 48), np.float32)
-        >>> cross = layer.cached(words)
-        >>> bool((layer(x, cross) == layer(x, words)).all())
+        >>> bool((layer(x, layer.cached(words)) == layer(x, words)).all())
         True
         """
-        keys, values = context_tokens(self, "context", context)
-        places_of(self, 0, context, None, None)
-        key, value = as_heads(self, "key", self.key(keys))[0], as_heads(self, "value", self.value(values))[0]
-        *batch, S, heads, E = key.shape
-        cache = KVCache(tuple(batch), heads, E, dtype=key.dtype, capacity=S, store=store, layout="LHE", like=key)
-        cache.append(key, value, lengths)
-        return cache
+        return cached(self, context, lengths, store)
 
     @spelled_out(LayerOptions)
     def value_and_vjp(
@@ -259,7 +248,7 @@ class MultiHeadAttention(Layer):
 
         Examples
         --------
-        A step of gradient descent. What `state_dict` returns are the layer's own arrays, to be changed in place:
+        A step of gradient descent, which changes the layer's own arrays in place:
 
         >>> layer = MultiHeadAttention(48, num_heads=4, rng=0)
         >>> x = np.ones((2, 5, 48), np.float32)
@@ -270,25 +259,7 @@ class MultiHeadAttention(Layer):
         >>> bool((layer(x) ** 2).sum() < (value**2).sum()), gradients.x.shape
         (True, (2, 5, 48))
         """
-        given = known_to_layers(options, LayerOptions)
-        if isinstance(context, Cache):
-            raise TypeError("context must be the tokens themselves where gradients are wanted, got a cache")
-        projections, to_tokens = projected_and_vjp(self, x, context)
-        places = places_of(self, projections[0].shape[-2], context, None, positions)
-        parts = [as_heads(self, name, y, places) for name, y in zip(PROJECTIONS, projections, strict=True)]
-        attended, to_heads = sdpa_with_vjp(*(heads for heads, _ in parts), layout="LHE", **given)
-        value, to_attended = self.output.value_and_vjp(self._joined(attended))
-
-        def vjp(grad_value: Any) -> LayerGradients:
-            output = to_attended(grad_value)
-            by_heads = to_heads(output.x.reshape(attended.shape))
-            ways = [back(gradient) for (_, back), gradient in zip(parts, by_heads[:3], strict=True)]
-            query, key, value = (gradient for gradient, _ in ways)
-            tokens = to_tokens(by_heads._replace(query=query, key=key, value=value))
-            norms = {name: gradient for _, weights in ways for name, gradient in weights.items()}
-            return tokens._replace(weights=tokens.weights | of_parts(output=output) | norms)
-
-        return value, vjp
+        return value_and_vjp(self, x, context, positions, known_to_layers(options, LayerOptions))
 
     @spelled_out(LayerOptions)
     def with_weights(
@@ -305,67 +276,24 @@ class MultiHeadAttention(Layer):
         -------
         output : array, shape (..., L, hidden_size)
         weights : array, shape (..., H, L, S)
-            After dropout where it is given.
+            After dropout where it is given. Those of `bias_k`, and of the zeros, stand behind the S.
         """
-        given = known_to_layers(options, LayerOptions)
-        if isinstance(context, Cache):
-            query = self._queries(x, context, positions)
-            attended, weights = attend_over(context, query, given, sdpa_and_weights)
-        else:
-            query, key, value = self._heads(x, context, None, positions)
-            attended, weights = sdpa_and_weights(query, key, value, layout="LHE", **given)
-        return self.output(self._joined(attended)), weights
-
-    def _queries(self, x: Any, context: Cache, positions: Any) -> Array:
-        """Return the queries of tokens, ``(..., L, H, E)``."""
-        y = self.query(checked_input("x", x, "L hidden_size", hidden_size=self.hidden_size))
-        return as_heads(self, "query", y, places_of(self, y.shape[-2], context, None, positions))[0]
-
-    def _heads(self, x: Any, context: Any, cache: Any, positions: Any) -> tuple[Array, Array, Array]:
-        """Return query, key and value of tokens, ``(..., length, H, E)``."""
-        query, key, value = projected(self, x, context)
-        places = places_of(self, query.shape[-2], context, cache, positions)
-        query, key = as_heads(self, "query", query, places)[0], as_heads(self, "key", key, places)[0]
-        return query, key, as_heads(self, "value", value)[0]
-
-    def _joined(self, attended: Array) -> Array:
-        """Return the output of the heads side by side."""
-        return attended.reshape(*attended.shape[:-2], self.num_heads * self.head_size)
+        output, weights = attended_and_weights(self, x, context, positions, known_to_layers(options, LayerOptions))
+        return self.output(output), weights
 
     @classmethod
     def _separate(cls, entries: dict[str, Any]) -> dict[str, Any]:
-        if "in_proj_weight" not in entries:
-            bias = as_array("in_proj_bias", entries.get("in_proj_bias", []))
-            if "query.weight" not in entries or bias.ndim != 1 or bias.size % 3 or not bias.size:
-                return entries
-            apart = {f"{part}.bias": third for part, third in zip(PROJECTIONS, bias.reshape(3, -1), strict=True)}
-            return {name: array for name, array in entries.items() if name != "in_proj_bias"} | apart
-        fused = as_array("in_proj_weight", entries["in_proj_weight"])
-        if fused.ndim == 2 and fused.shape[1] == 3 * fused.shape[0]:  # GPT-2 has its weights the other way round
-            turned = {name: as_array(name, entries[name]).T for name in _FUSED_WEIGHTS if name in entries}
-            entries = {**entries, **turned}
-        arrays, _ = checked_weights(cls.__name__, entries, _FUSED_WEIGHTS, _FUSED_BIASES, {})
-        separate = {name: array for name, array in arrays.items() if not name.startswith("in_proj_")}
-        for name in ("weight", "bias"):
-            if f"in_proj_{name}" in arrays:
-                thirds = arrays[f"in_proj_{name}"]
-                thirds = thirds.reshape(3, -1, *thirds.shape[1:])
-                separate |= {f"{part}.{name}": third for part, third in zip(PROJECTIONS, thirds, strict=True)}
-        return separate
+        return separate(cls.__name__, entries)
 
     def _fill(self, arrays: Mapping[str, Array], sizes: Mapping[str, Any]) -> None:
-        num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads = {num_heads} must be a multiple of num_kv_heads = {num_kv_heads}")
-        rotary = sizes.get("rotary")
-        if rotary is not None and not isinstance(rotary, Rotary):
-            raise TypeError(f"rotary must be a Rotary, got {type(rotary).__name__}")
-        super()._fill(arrays, sizes)
+        check_parts(arrays, sizes)
+        super()._fill(arrays, {**sizes, "add_zero_attn": bool(sizes.get("add_zero_attn"))})
 
     def __repr__(self) -> str:
-        shown = [f"{name}={getattr(self, name)}" for name in ("hidden_size", "num_heads", "num_kv_heads", "head_size")]
-        shown += [
-            f"{name}={getattr(self, name)}" for name in ("kdim", "vdim") if getattr(self, name) != self.hidden_size
-        ]
+        names = ["hidden_size", "num_heads", "num_kv_heads", "head_size"]
+        names += [name for name in ("kdim", "vdim") if getattr(self, name) != self.hidden_size]
+        shown = [f"{name}={getattr(self, name)}" for name in names]
         shown += [f"eps={self.eps}"] * (self.query_norm is not None or self.key_norm is not None)
-        return f"MultiHeadAttention({', '.join(shown + [f'rotary={self.rotary}'] * (self.rotary is not None))})"
+        shown += [f"rotary={self.rotary}"] * (self.rotary is not None)
+        shown += ["add_bias_kv=True"] * (self.bias_k is not None) + ["add_zero_attn=True"] * bool(self.add_zero_attn)
+        return f"MultiHeadAttention({', '.join(shown)})"

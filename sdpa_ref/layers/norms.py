@@ -137,10 +137,11 @@ def _normalised(layer: Any, x: Any, bias: Array | None, centred: bool) -> tuple[
     wide = accumulation_dtype(dtype)
     weight = layer.weight.astype(wide, copy=False)
     with np.errstate(all="ignore"):
-        unit = given.astype(wide, copy=False)
+        unit, share = given.astype(wide, copy=False), wide.type(1 / layer.width)
         if centred:
-            unit = unit - unit.mean(-1, keepdims=True)
-        rate = 1 / np.sqrt((unit * unit).mean(-1, keepdims=True) + wide.type(layer.eps))
+            unit = unit - share * np.add.reduce(unit, -1, keepdims=True)
+        squares = np.einsum("...i,...i->...", unit, unit)[..., None]  # no array of squares is made
+        rate = 1 / np.sqrt(share * squares + wide.type(layer.eps))
         unit = unit * rate
         y = unit * weight
         if bias is not None:

@@ -8,9 +8,11 @@ import numpy as np
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import Array, accumulation_dtype, as_array
 from sdpa_ref.floating_point import ieee
+from sdpa_ref.layers.coded import dense, of_rows
 from sdpa_ref.layers.gradients import LayerGradients, Vjp, checked_gradient, like
 from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, float_dtype
+from sdpa_ref.stored.quantized import Quantized
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -28,7 +30,8 @@ class Embedding(Layer):
 
     Attributes
     ----------
-    weight : array, shape (num_embeddings, width)
+    weight : array or Quantized, shape (num_embeddings, width)
+        Vectors that are codes come out as float32.
 
     Examples
     --------
@@ -65,7 +68,10 @@ class Embedding(Layer):
         return self.value_and_vjp(ids)[0]
 
     def value_and_vjp(self, ids: Any) -> tuple[Array, Vjp]:
-        """Return the vectors of these entries, and the function that gives the gradients by all vectors."""
+        """Return the vectors of these entries, and the function that gives the gradients by all vectors.
+
+        There is none by vectors that are codes.
+        """
         ids = as_array("ids", ids)
         if ids.dtype.kind not in "iu":
             raise TypeError(f"ids must be integers, got {ids.dtype}")
@@ -76,12 +82,16 @@ class Embedding(Layer):
         @ieee
         def vjp(grad_value: Any) -> LayerGradients:
             grad = checked_gradient(grad_value, (*ids.shape, self.width))
+            if isinstance(self.weight, Quantized):
+                return LayerGradients(None, None, {})
             total = np.zeros_like(self.weight, accumulation_dtype(self.weight.dtype))
             with np.errstate(all="ignore"):
                 np.add.at(total, ids, grad.astype(total.dtype, copy=False))
                 return LayerGradients(None, None, {"weight": like(total, self.weight)})
 
-        return self.weight[ids], vjp
+        if not isinstance(self.weight, Quantized):
+            return self.weight[ids], vjp
+        return dense(of_rows(self.weight, ids.reshape(-1)), np.float32).reshape(*ids.shape, self.width), vjp
 
 
 def sinusoidal_positions(L: int, width: int, *, dtype: Any = np.float32) -> Array:

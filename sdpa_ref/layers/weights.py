@@ -10,6 +10,7 @@ import numpy as np
 
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float
 from sdpa_ref.layers.names import Names, fitting, part_of
+from sdpa_ref.stored.quantized import Quantized
 
 Axes = Mapping[str, str]  # the name of each weight, and its shape: "3*heads*dim_head dim 1 1"
 _USUALLY = {"kdim": "hidden_size", "vdim": "hidden_size"}  # sizes that are mostly another one, for which they speak
@@ -26,13 +27,18 @@ def checked_weights(
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Return the entries as arrays and all sizes of the layer, or raise one error that lists all that is wrong."""
     expected = {**weights, **{name: axes for name, axes in biases.items() if name in entries}}
-    faults = [f"missing: {name}" for name in expected if name not in entries]
-    faults += _unexpected([str(name) for name in entries if name not in expected], weights, names or {})
+    missing = [name for name in expected if name not in entries]
+    unexpected = [str(name) for name in entries if name not in expected]
+    faults = [f"missing: {', '.join(missing)}"] * bool(missing)
+    if unexpected:
+        strange = 2 * len(missing) > len(weights)
+        faults += [f"unexpected: {_grouped(unexpected)}", *_advice(unexpected, weights, names or {}, strange)]
     arrays = {}
     for name in expected:
         if name in entries:
+            coded = isinstance(entries[name], Quantized) and len(expected[name].split()) == 2
             try:
-                arrays[name] = as_array(name, entries[name])
+                arrays[name] = entries[name] if coded else as_array(name, entries[name])
             except TypeError as error:
                 faults.append(str(error))
     sizes = {**given, **_told([(expected[name], array.shape) for name, array in arrays.items()], given)}
@@ -50,18 +56,27 @@ def checked_weights(
     return arrays, sizes
 
 
-def _unexpected(names: list[str], weights: Axes, table: Names) -> list[str]:
-    """Return a line for each name, or for each part of a whole model, and where in it this layer may be."""
+def _grouped(names: list[str]) -> str:
+    """Return a few names, or the parts of a whole model that they are of."""
     if len(names) <= _FEW:
-        return [f"unexpected: {name}" for name in names]
+        return ", ".join(names)
     parts = Counter(map(part_of, names))
-    lines = [f"unexpected: {part}" + (f" ({count} entries)" if count > 1 else "") for part, count in parts.items()]
-    if len(lines) > _FEW:
-        lines = [*lines[: _FEW - 1], f"unexpected: {sum(list(parts.values())[_FEW - 1 :])} more entries"]
+    shown = [part + (f" ({count} entries)" if count > 1 else "") for part, count in parts.items()]
+    if len(shown) > _FEW:
+        shown = [*shown[: _FEW - 1], f"and {sum(list(parts.values())[_FEW - 1 :])} more entries"]
+    return ", ".join(shown)
+
+
+def _advice(names: list[str], weights: Axes, table: Names, strange: bool) -> list[str]:
+    """Return where in a whole model this layer may be, or what to do if nothing in it is one."""
     prefixes = fitting(names, weights, table)
     if prefixes:
-        lines.append(f"name one layer of the model: prefix={prefixes[0]!r} fits, one of {len(prefixes)} that do")
-    return lines
+        others = f", one of {len(prefixes)} that do" if len(prefixes) > 1 else ""
+        return [f"name one layer of the model: prefix={prefixes[0]!r} fits{others}"]
+    if strange:
+        own = next(iter(weights)).rpartition(".")[0] or next(iter(weights))
+        return [f"no layer in it has these names: names= tells what is what, as in names={{'its name': {own!r}}}"]
+    return []
 
 
 def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

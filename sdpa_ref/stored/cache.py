@@ -12,6 +12,7 @@ from sdpa_ref.stored.rows import Index, Number, settled
 from sdpa_ref.stored.slots import Slots
 
 _OWN = frozenset({"query_offset", "key_positions", "layout"})  # what a cache says itself in each call
+_ALL = slice(None)
 
 
 class CacheFull(ValueError):
@@ -150,8 +151,10 @@ class Cache(Slots):
                 raise ValueError(f"key and value must have the same number of tokens, got {key.shape}, {value.shape}")
         n, gone = self._n, self._gone
         added: Number = T
+        which = place = None
         if lengths is None:
-            parts, which = geometry.coded(key, value, geometry.layout), None
+            place = self._behind(T)
+            parts = geometry.coded(key, value, geometry.layout, place)
         else:
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
@@ -164,7 +167,8 @@ class Cache(Slots):
             else:
                 gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
         self._room(added, gone)
-        self._write(self._used, T, parts, which)
+        if place is None:
+            self._write(self._used, T, parts, which)
         if which is None:
             used = n is self._used
             self._n, self._gone, self._most = n + T, gone, self._most + T
@@ -192,8 +196,9 @@ class Cache(Slots):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        if geometry.kind != kind(array):
-            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
+        own = "numpy" if type(array) is np.ndarray else kind(array)
+        if geometry.kind != own:
+            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {own} array")
         return array
 
     def _ragged(self, lengths: Any, T: int) -> tuple[Number, tuple[Index, Index]]:
@@ -247,6 +252,13 @@ class Cache(Slots):
             query = memory_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
+        if lengths is None and L > (self._reached() if self._reach is None else self._reach):
+            self._check_reach(np.full(self._B, L))
+        key, value = self._views or self._view()
+        bare = L == 1 and mask is None and lengths is None and self.window is None and options.get("bias") is None
+        if bare and type(self._used) is int and type(key) is type(value) is np.ndarray:
+            slots: Any = (..., slice(self._used), *(_ALL,) * (1 if self._hle else 2))  # the last token sees all of them
+            return sdpa(query, key[slots], value[slots], layout=geometry.layout, **options)
         own, places = self.mask if self._mask is None else self._mask, None
         if mask is not None or options.get("bias") is not None:
             own, places = own if mask is None else own & mask, self.positions
@@ -254,9 +266,6 @@ class Cache(Slots):
             queries = self._numbers("lengths", lengths)
             self._check_reach(queries)
             own = own & QueryLengths(self._over_batch(queries))
-        elif L > (self._reached() if self._reach is None else self._reach):
-            self._check_reach(np.full(self._B, L))
-        key, value = self._views or self._view()
         return sdpa(
             query, key, value, mask=own, query_offset="end", key_positions=places, layout=geometry.layout, **options
         )

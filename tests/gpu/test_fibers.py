@@ -283,10 +283,11 @@ def test_a_workspace_beyond_32_bits():
     given = case(0, L=2, S=520, E=16, Ev=16, dtype="float16")
     problem, launcher, lse = problem_of(*given.arrays), Fibers(80), np.full((1, 2), np.nan, np.float32)
     plan = make_plan(problem, frozenset({"lse"}), 80)
-    plan.parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
     (workspace,) = sparse(1, 13)
+    parameters = bound(plan, launcher.address, problem, Result(lse=lse), launcher.address(workspace))
+    parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
     for each in plan.launches:
-        launcher.run(each, bound(plan, launcher.address, problem, Result(lse=lse), launcher.address(workspace)))
+        launcher.run(each, parameters)
     assert_close(lse, *given.arrays, what="lse")
 
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from sdpa_ref import Linear
+from sdpa_ref.layers.coded import dense
+
 NIGHTLY = settings.default.max_examples >= 1000
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))  # for what an example imports from beside it
@@ -24,10 +27,13 @@ def model():
     def normal(*shape):
         return (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
 
+    def linear(*shape):
+        return Linear.from_state_dict({"weight": normal(*shape).T})
+
     layers = [
         chat.Layer(
-            1 + normal(width), normal(width, 64), normal(width, width), 1 + normal(width), normal(width, 2 * hidden),
-            normal(hidden, width),
+            1 + normal(width), linear(width, 64), linear(width, width), 1 + normal(width), linear(width, 2 * hidden),
+            linear(hidden, width),
         )
         for _ in range(2)
     ]  # fmt: skip
@@ -72,23 +78,23 @@ def test_weights_are_those_that_the_package_of_the_format_reads(tmp_path):
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_token_list(["a", "\u0120b"])
     writer.add_float32("epsilon", 0.5)
-    for kind in ("F32", "F16", "Q8_0", "Q4_1"):
+    for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1"):
         kind = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(
             kind.name, gguf.quants.quantize(rng.standard_normal((3, 64), np.float32), kind), raw_dtype=kind
         )
     writer.add_tensor("one", rng.standard_normal(5, np.float32))
-    kind = gguf.GGMLQuantizationType.Q4_0
+    kind = gguf.GGMLQuantizationType.Q5_0
     writer.add_tensor("other", gguf.quants.quantize(rng.standard_normal((3, 64), np.float32), kind), raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     file, expected = chat.File(path), {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     assert file.fields["tokenizer.ggml.tokens"] == ["a", "\u0120b"]
     assert file.fields["epsilon"] == 0.5
-    for name in ("F32", "F16", "Q8_0", "Q4_1", "one"):
+    for name in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "one"):
         tensor = expected[name]
-        np.testing.assert_array_equal(file(name), gguf.dequantize(tensor.data, tensor.tensor_type))
-    with pytest.raises(SystemExit, match="other has codes of kind 2; this example reads F32, F16, Q8_0 and Q4_1"):
+        np.testing.assert_array_equal(dense(file(name), np.float32), gguf.dequantize(tensor.data, tensor.tensor_type))
+    with pytest.raises(SystemExit, match="other has codes of kind 6; this example reads F32, F16, Q8_0, Q4_0 and Q4_1"):
         file("other")
     with pytest.raises(SystemExit, match="must be of the family llama, got 'gpt2'"):
         chat.load(path, None)

@@ -99,9 +99,9 @@ def test_rule_30_a_model_of_another_family_is_an_error_that_says_what_is_there()
             prefix="layers.0.attention.", num_heads=3,
         )  # fmt: skip
     assert str(error.value).splitlines()[1:] == [
-        *(f"  missing: {part}.weight" for part in PARTS),
-        "  unexpected: query_key_value.weight",
-        "  unexpected: dense.weight",
+        "  missing: query.weight, key.weight, value.weight, output.weight",
+        "  unexpected: query_key_value.weight, dense.weight",
+        "  no layer in it has these names: names= tells what is what, as in names={'its name': 'query'}",
     ]
 
 
@@ -123,6 +123,10 @@ def test_rule_30_gguf_files(tmp_path):
     (of_codes,) = read_weights(path, "blk.1.").values()
     assert (of_codes.shape, of_codes.dtype) == ((64, 64), np.float32)
     np.testing.assert_allclose(of_codes, wide.query.weight, atol=0.01 * abs(wide.query.weight).max())
+    (as_codes,) = read_weights(path, "blk.1.", codes=True).values()
+    assert as_codes.nbytes == 64 * 64 * 34 // 32
+    np.testing.assert_array_equal(as_codes.dense().astype(np.float32), of_codes)
+    assert read_weights(path, "blk.0.attn_q", codes=True)["blk.0.attn_q.weight"].dtype == np.float32
     with pytest.raises(ValueError, match=r"prefix must be how some names begin, got 'h\.'; there are blk"):
         AttentionHead.load(path, prefix="h.")
     (tmp_path / "broken").write_bytes(b"GGUF\x63\0\0\0" + b"x" * 99)

@@ -300,3 +300,48 @@ def test_tokens_of_other_widths(bias, gradient_backend):
     gradients = vjp(grad)
     for tensor, ours in zip(tensors, (gradients.x, *gradients.context), strict=True):
         agree(ours, tensor.grad, error=ASKED_FOR)
+
+
+@pytest.mark.parametrize("kdim", [None, 12])
+@pytest.mark.parametrize("masked", ["causal", "padding", None])
+@pytest.mark.parametrize(("learned", "zero"), [(True, False), (False, True), (True, True)])
+def test_keys_of_its_own(learned, zero, masked, kdim, gradient_backend):
+    """`bias_k`, `bias_v` and `add_zero_attn`, which no mask drops: output, weights and all gradients."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(
+        16, 4, add_bias_kv=learned, add_zero_attn=zero, batch_first=True, kdim=kdim, vdim=kdim, dtype=torch.float64
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += torch.randn_like(parameter) / 4
+    state = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    layer = MultiHeadAttention.from_state_dict(state, num_heads=4, add_zero_attn=zero)
+    x = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
+    context = x if kdim is None else torch.randn(2, 5, kdim, dtype=torch.float64, requires_grad=True)
+    theirs, ours = {}, {"backend": gradient_backend}
+    if masked == "causal":
+        theirs["attn_mask"] = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        ours["mask"] = Causal()
+    elif masked == "padding":
+        theirs["key_padding_mask"] = torch.arange(5) >= torch.tensor([[0], [3]])
+        ours["mask"] = KeyLengths([0, 3])
+    given = (x.detach().numpy(), *(() if kdim is None else (context.detach().numpy(),)))
+    expected, probs = module(x, context, context, average_attn_weights=False, **theirs)
+    output, weights = layer.with_weights(*given, **ours)
+    np.testing.assert_array_equal(layer(*given, **ours), output)
+    np.testing.assert_allclose(output, expected.detach().numpy(), atol=ASKED_FOR)
+    np.testing.assert_allclose(weights, probs.detach().numpy(), atol=ASKED_FOR)
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+    value, vjp = layer.value_and_vjp(*given, **ours)
+    np.testing.assert_array_equal(value, output)
+    gradients = vjp(grad.numpy())
+    np.testing.assert_allclose(gradients.x, x.grad.numpy(), atol=1e-11)
+    if kdim is not None:
+        np.testing.assert_allclose(gradients.context, context.grad.numpy(), atol=1e-11)
+    slopes = MultiHeadAttention.from_state_dict(
+        {name: parameter.grad.numpy() for name, parameter in module.named_parameters()}, num_heads=4
+    ).state_dict()
+    assert gradients.weights.keys() == slopes.keys() == layer.state_dict().keys()
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(gradients.weights[name], slope, atol=1e-11, err_msg=name)
