@@ -17,7 +17,7 @@ _BLOCK, _BLOCKS = 32, 4  # outputs are verified in so many blocks of so many row
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: its sizes, its type, and its mask, one of "full", "causal", "window" and "padding".
+    """One problem: its sizes, its type, and its mask, one of "full", "causal", "window" and "padding"; or a bias.
 
     A `backward` case is the output and then its gradients; it is full or causal, and has no grouped heads.
     """
@@ -33,6 +33,7 @@ class Case:
     mask: str = "full"
     peers: bool = True
     backward: bool = False
+    bias: bool = False  # of each head, for all batch entries; the mask is then "full" or "padding"
 
     @property
     def pairs(self) -> int:
@@ -91,6 +92,30 @@ CASES = (
     Case("backward-2048-wide", 1, 8, 8, 2048, 2048, 128, backward=True),
     Case("backward-2048-wide-causal", 1, 8, 8, 2048, 2048, 128, mask="causal", backward=True),
     Case("backward-vit", 8, 12, 12, 197, 197, 64, backward=True),
+    # attention as it is in well-known models
+    Case("models-minilm", 32, 12, 12, 64, 64, 32, mask="padding"),
+    Case("models-bert-base", 8, 12, 12, 128, 128, 64, mask="padding"),
+    Case("models-bert-large-512", 1, 16, 16, 512, 512, 64, mask="padding"),
+    Case("models-gpt2", 1, 12, 12, 1024, 1024, 64, mask="causal"),
+    Case("models-gpt2-decode", 1, 12, 12, 1, 256, 64),
+    Case("models-smollm2-decode", 1, 9, 3, 1, 512, 64),
+    Case("models-qwen2-decode", 1, 14, 2, 1, 1024, 64),
+    Case("models-llama3-8b", 1, 32, 8, 512, 512, 128, mask="causal"),
+    Case("models-llama3-8b-decode", 1, 32, 8, 1, 2048, 128),
+    Case("models-gemma2-decode", 1, 8, 4, 1, 1024, 256),
+    Case("models-phi2", 1, 32, 32, 256, 256, 80, mask="causal"),
+    Case("models-neox-20b", 1, 64, 64, 256, 256, 96, mask="causal"),
+    Case("models-t5-base", 4, 12, 12, 256, 256, 64, bias=True),
+    Case("models-whisper-tiny", 1, 6, 6, 1500, 1500, 64),
+    Case("models-whisper-cross", 1, 6, 6, 1, 1500, 64),
+    Case("models-vit-base", 8, 12, 12, 197, 197, 64),
+    Case("models-swin-tiny", 64, 6, 6, 49, 49, 32, bias=True),
+    Case("models-clip-text", 8, 8, 8, 77, 77, 64, mask="causal"),
+    Case("models-sd15-4096", 2, 8, 8, 4096, 4096, 40),
+    Case("models-sd15-cross", 2, 8, 8, 4096, 77, 40),
+    Case("models-sd15-64", 2, 8, 8, 64, 64, 160),
+    Case("models-sdxl-cross", 2, 10, 10, 4096, 77, 64),
+    Case("models-alphafold", 64, 8, 8, 256, 256, 32, mask="padding", bias=True),
 )
 
 
@@ -98,7 +123,8 @@ CASES = (
 class Inputs:
     """The arrays of a case, ``(B, H, length, E)``, and for peers that need one a dense mask ``(B or 1, 1, L or 1, S)``.
 
-    A causal case has no dense mask: every peer has an option for it. A backward case has a gradient of the output.
+    A causal case has no dense mask: every peer has an option for it. A backward case has a gradient of the output. A
+    bias is ``(1, Hq, L, S)``; peers take it and the mask as one array, `added`.
     """
 
     query: Array
@@ -106,6 +132,8 @@ class Inputs:
     value: Array
     keep: Array | None
     grad: Array | None = None
+    bias: Array | None = None
+    added: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +162,11 @@ def inputs(case: Case) -> Inputs:
     elif case.mask == "padding":
         keep = (np.arange(case.S) < case.lengths[:, None])[:, None, None]
     grad = rng.standard_normal(query.shape, np.float32) if case.backward else None
-    return Inputs(query, key, value, keep, grad)
+    bias = added = None
+    if case.bias:
+        bias = rng.standard_normal((1, case.Hq, case.L, case.S), np.float32).astype(case.dtype)
+        added = bias if keep is None else np.where(keep, bias, bias.dtype.type(-np.inf))
+    return Inputs(query, key, value, keep, grad, bias, added)
 
 
 def truth(case: Case, given: Inputs) -> Truth:
@@ -148,7 +180,8 @@ def truth(case: Case, given: Inputs) -> Truth:
         stop = start + _BLOCK if case.mask == "window" else case.S
         query = given.query[:, :, start : start + _BLOCK]
         key, value = given.key[:, :, first:stop], given.value[:, :, first:stop]
-        budgets.append(error_budget(query, key, value, mask=case.rule, query_offset=int(start - first)))
+        bias = None if given.bias is None else given.bias[..., start : start + _BLOCK, :]
+        budgets.append(error_budget(query, key, value, mask=case.rule, bias=bias, query_offset=int(start - first)))
     rows = np.concatenate([np.arange(start, min(start + _BLOCK, case.L)) for start in starts])
     output = np.concatenate([budget.expected for budget in budgets], axis=2)
     return Truth(rows, output, max(budget.empirical for budget in budgets))

@@ -52,7 +52,7 @@ def rows_for_heads(way: Way) -> Way:
     """Return a way that passes the query heads of a group as rows of their key head: without a mask it is the same."""
 
     def grouped(case: Case, given: Inputs, threads: int) -> Call:
-        if case.Hq == case.Hkv or case.mask != "full":
+        if case.Hq == case.Hkv or case.mask != "full" or case.bias:
             raise CannotDo("there are no groups to fold")
         folded = replace(case, Hq=case.Hkv, L=case.L * case.Hq // case.Hkv)
         query = given.query.reshape(case.B, folded.Hq, folded.L, case.E)
@@ -72,7 +72,7 @@ def _sdpa(backend: str, case: Case, given: Inputs, threads: int) -> Call:
     if case.backward:
         return Call(partial(_forward_and_backward, backend, case, given), lambda arrays: stacked(*arrays))
     mask = given.keep if case.mask == "padding" else case.rule
-    run = partial(sdpa_ref.sdpa, given.query, given.key, given.value, mask=mask, backend=backend)
+    run = partial(sdpa_ref.sdpa, given.query, given.key, given.value, mask=mask, bias=given.bias, backend=backend)
     return Call(run, lambda output: output)
 
 
@@ -95,7 +95,8 @@ def _torch(case: Case, given: Inputs, threads: int) -> Call:
 
     with torch.inference_mode(not case.backward):
         tensors = [tensor(array).requires_grad_(case.backward) for array in (given.query, given.key, given.value)]
-        keep = None if given.keep is None else torch.from_numpy(given.keep)
+        mask = given.keep if given.added is None else given.added
+        keep = None if mask is None else torch.from_numpy(mask)
     options: dict[str, Any] = {"attn_mask": keep, "is_causal": case.mask == "causal", "enable_gqa": case.Hq != case.Hkv}
     run = partial(torch.nn.functional.scaled_dot_product_attention, *tensors, **options)
     if not case.backward:
@@ -116,9 +117,10 @@ def _openvino(case: Case, given: Inputs, threads: int) -> Call:
     kind = {"float32": openvino.Type.f32, "float16": openvino.Type.f16, "bfloat16": openvino.Type.bf16}[case.dtype]
     arrays = [given.query, given.key, given.value]
     nodes = [opset13.parameter(array.shape, kind) for array in arrays]
-    if given.keep is not None:
-        arrays.append(given.keep)
-        nodes.append(opset13.parameter(given.keep.shape, openvino.Type.boolean))
+    mask = given.keep if given.added is None else given.added
+    if mask is not None:
+        arrays.append(mask)
+        nodes.append(opset13.parameter(mask.shape, openvino.Type.boolean if given.added is None else kind))
     attention = opset13.scaled_dot_product_attention(*nodes, causal=case.mask == "causal")
     options = {
         "INFERENCE_NUM_THREADS": threads,
@@ -149,6 +151,7 @@ def _jax(case: Case, given: Inputs, threads: int) -> Call:
     if case.mask == "window":
         options["local_window_size"] = (WINDOW - 1, 0)
     keep = None if case.mask != "padding" else jax.device_put(given.keep)
+    bias = None if given.bias is None else jax.device_put(given.bias)
     attention = jax.jit(partial(jax.nn.dot_product_attention, **options))
     if given.grad is not None:
         grad = jax.device_put(heads_last(given.grad))
@@ -163,7 +166,7 @@ def _jax(case: Case, given: Inputs, threads: int) -> Call:
             lambda found: stacked(*(np.asarray(array).swapaxes(1, 2) for array in found)),
         )
     return Call(
-        lambda: attention(*arrays, mask=keep).block_until_ready(), lambda output: np.asarray(output).swapaxes(1, 2)
+        lambda: attention(*arrays, bias, keep).block_until_ready(), lambda output: np.asarray(output).swapaxes(1, 2)
     )
 
 

@@ -33,7 +33,7 @@ def _multi_head(case: Case, given: Inputs, threads: int) -> Call:
     if case.mask == "window":
         raise CannotDo("MultiHeadAttention has no window")
     padding = None if given.keep is None else given.keep[:, 0, 0].astype(np.int32)
-    feeds = {**_flat(given), "bias": None, "padding": padding}
+    feeds = {**_flat(given), "bias": None, "padding": padding, "added": given.bias}
     output = np.empty_like(feeds["q"])
     causal = int(case.mask == "causal")
     run = _session("MultiHeadAttention", feeds, {"y": output}, threads, num_heads=case.Hq, unidirectional=causal)
@@ -42,7 +42,7 @@ def _multi_head(case: Case, given: Inputs, threads: int) -> Call:
 
 def _group_query(case: Case, given: Inputs, threads: int) -> Call:
     """Return the runtime's own causal operator, which has a window and always returns keys and values for a cache."""
-    if case.mask not in ("causal", "window"):
+    if case.mask not in ("causal", "window") or case.bias:
         raise CannotDo("GroupQueryAttention is causal")
     flat = _flat(given)
     length = {"last": np.full(case.B, case.S - 1, np.int32), "length": np.array([case.S], np.int32)}
@@ -104,6 +104,8 @@ def _session(
 
 def _full_rows(case: Case, given: Inputs) -> Array | None:
     """Return the dense mask with all its rows: the operator broadcasts heads and batch only."""
+    if given.added is not None:
+        return given.added
     if given.keep is None:
         return None
     return np.broadcast_to(given.keep, (*given.keep.shape[:2], case.L, case.S)).copy()

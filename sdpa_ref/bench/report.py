@@ -54,12 +54,14 @@ def summary(rows: list[Row], ours: str) -> dict[str, Any]:
     taken = {row["case"]: times(row)[ours] for row in rows if ours in times(row)}
     pairs = [(name, f"{name}-causal") for name in taken if f"{name}-causal" in taken]
     lengths = {_CASES[name].L: taken[name] for name in taken if _CASES[name].mask == "window"}
+    models = [row["ratio"] for row in compared if row["case"].startswith("models-")]
     return {
         "geometric_mean": {
             "all": _mean(row["ratio"] for row in compared),
             "float32": _mean(row["ratio"] for row in compared if row["dtype"] == "float32" and not row["backward"]),
             "half": _mean(row["ratio"] for row in compared if row["dtype"] != "float32"),
             "backward": _mean(row["ratio"] for row in compared if row["backward"]),
+            "models": _mean(models),
         },
         "full_by_causal": {full: taken[full] / taken[causal] for full, causal in pairs},
         "window_by_linear": {

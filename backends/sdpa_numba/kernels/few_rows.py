@@ -22,7 +22,7 @@ from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
 from .few_rows_values import STEP, value_adder
 from .finish import finisher, lse_of
 from .heads import HEAD_BYTES, place_head
-from .record import SOURCE_BYTES, read_arrays, read_record
+from .record import APART, SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, at, place, rows_at, visible
 from .views import batch, data, stride
 
@@ -121,7 +121,7 @@ def kernel(dtype, sizes, stored=False):
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
         floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
         room_bytes = HEAD_BYTES + lanes * max(p.E, p.Ev) * size if stored else 0
-        state_bytes = n * (width + 2) * size
+        state_bytes = (n * (width + 2) * size + APART - 1) & -APART
         scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 2 * room_bytes + 64)
         t = (scratch + 63) & -64
         keys = t + n * block * size

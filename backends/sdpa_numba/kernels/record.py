@@ -18,6 +18,7 @@ SMALL = 2**17  # multiplications that take less time than to share them
 MIDDLE = 2**19  # multiplications that take less time than to wake a helper
 STRIP = 8  # tiles, at most, that share a pass over the keys
 TURNS = 4  # tasks a thread, at least, where there are few heads and tiles enough: the last ones end at different times
+APART = 128  # bytes between what two threads write at a time: cache lines are fetched in pairs
 FAR = 2**41  # as in the bands of masks: no limit
 ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known
 
@@ -193,13 +194,8 @@ def settle_few_rows(call: int) -> None:
     shape_up(p)
     chunks = max(np.int64(1), (p.S + s.chunk - 1) // s.chunk)
     tasks = p.B * p.Hkv * chunks
-    share(
-        call,
-        p,
-        work_of(p),
-        tasks,
-        tasks * p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes if chunks > 1 else np.int64(0),
-    )
+    state = (p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes + APART - 1) & -APART
+    share(call, p, work_of(p), tasks, tasks * state if chunks > 1 else np.int64(0))
 
 
 @linked
