@@ -239,7 +239,8 @@ class PagedCache(Cache):
 
     def _replace(self, table: Index, numbers: tuple[Number, Number, Number]) -> None:
         """Take other rows, whose references are counted."""
-        self._table, self.batch, self._B = table, (len(table),), len(table)
+        self.batch: tuple[int, ...] = (len(table),)
+        self._table, self._B = table, len(table)
         self._axes, self._places = (len(table), self._geometry.heads), None
         Slots._settle(self, *numbers)
 

@@ -22,6 +22,10 @@ class Rows:
     slots that still hold them are used again when room is needed, by a larger shift.
     """
 
+    batch: tuple[int, ...]
+    window: int | None
+    first: int
+    slack: int
     _granule = 1  # slots that are dropped at once
 
     def __init__(self, batch: Any, window: Any, first: Any, slack: Any) -> None:
