@@ -44,7 +44,8 @@ class PagedCache(Cache):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a cache of a pool has pages of its own, and is not copied: join it to one, or use state_dict()"
+            "a cache of a pool cannot be copied: join() shares its pages with another cache of the pool, and "
+            "state_dict() returns its tokens"
         )
 
     def _check_open(self) -> None:
