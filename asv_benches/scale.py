@@ -45,7 +45,7 @@ def _(x):
 
 
 class Keys:
-    """A store of keys that nobody reads."""
+    """A store of keys that is never read."""
 
     def __init__(self, keys):
         self.shape, self.chunks, self.dtype = (HEADS, keys, WIDTH), (1, KEYS, WIDTH), np.dtype("float32")

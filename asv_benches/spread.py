@@ -1,10 +1,10 @@
-"""A model of how the tasks of one call spread over the threads of a machine that is not at hand.
+"""A simulation of how the tasks of one call spread over threads, for machines with more threads than this one.
 
-The tasks are the real ones: each call is settled for so many threads, as it is before its kernel runs. Their times are
-modelled: by the multiplications that the kernels themselves count before each step (``runtime/tasks.py``), at a rate a
-thread. Threads take tasks in order, and wait for the packing of their head. ``python asv_benches/spread.py`` prints,
-for each case and number of threads, the share of the time in which threads are busy, and the rate at which they read
-keys and values then, which caches and memory have to serve.
+The tasks are real: each call is planned for the number of threads, as before its kernel runs. Their times are modelled,
+by the multiplications that the kernels count before each step (``runtime/tasks.py``), at one rate for all threads.
+Threads take tasks in order, and wait until the keys of their head are packed. ``python asv_benches/spread.py`` prints,
+for each case and number of threads, the share of the time in which threads are busy, and the rate at which they then
+read keys and values from caches and memory.
 """
 
 import argparse

@@ -92,7 +92,7 @@ def odd_length(sdpa, on, L, masked):
 
 
 def twice(sdpa, on):
-    """Return twice as many heads, and once as many: 2, unless the clock stops before the work is done."""
+    """Return twice as many heads, and once as many: 2, if the timer measures all of the work."""
     many = on(numbers(1, 16, 512, 64))
     few = many[:, :8]
     return lambda: sdpa(many, many, many), lambda: sdpa(few, few, few), 1
