@@ -38,6 +38,7 @@ FILES = {  # the last part of an address in asv's page: the file in a package
     "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
 }
 _REMOTE = re.compile(r'(src|href)="https://[^"]*/([^/"]+)" integrity="[^"]*" crossorigin="anonymous"')
+_SERIES = "series: {"  # of a tile: a curve of one result is a point
 _GRID = '<div id="summarygrid-display" style="position: absolute; left: 0; top: 55px; width: 100%; height: 100%">\n'
 
 
@@ -51,12 +52,20 @@ def render(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(NPM / "node_modules" / file, target)
     first = first_page(folder)
+    put(folder / "summarygrid.js", _SERIES, f"{_SERIES}points: {{show: data.length == 1}}, ")
+    put(folder / "index.html", _GRID, _GRID + first)
+    put(folder / "index.html", ">Benchmark grid<", ">Ratios and grid<")
     index = folder / "index.html"
     page = index.read_text(encoding="utf-8")
-    if _GRID not in page:
-        raise RuntimeError(f"the page of this version of asv has no {_GRID.strip()}")
-    page = page.replace(_GRID, _GRID + first).replace(">Benchmark grid<", ">Ratios and grid<")
     index.write_text(_REMOTE.sub(lambda found: f'{found[1]}="lib/{FILES[found[2]]}"', page), encoding="utf-8")
+
+
+def put(file, old, new):
+    """Replace the one place with this text in a file of asv."""
+    text = file.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        raise RuntimeError(f"{file.name} of this version of asv does not have {old!r} once")
+    file.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def first_page(folder):
