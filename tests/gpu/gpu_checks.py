@@ -49,7 +49,7 @@ def machine(dry):
 
 def sanitizer(dry):
     """Yield what compute-sanitizer finds in the small problems."""
-    for tool in ("memcheck", "racecheck"):
+    for tool in ("the emulation",) if dry else ("memcheck", "racecheck"):
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
         if not dry and not shutil.which(command[0]):
             yield {"what": " ".join(command), "found": "it is not installed", "ok": None}

@@ -65,6 +65,8 @@ def test_a_section_that_fails_costs_no_other(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True)
     sections = json.loads(file.read_text())["sections"]
     assert run.returncode == 1
-    assert [(section["ok"], section["ending"]) for section in sections.values()] == [(False, "ended with status 1")] * 2
+    endings = [(section["ok"], section["ending"]) for section in sections.values()]
+    assert endings == [(False, "done"), (False, "ended with status 1")]
+    assert [row["ok"] for row in sections["device"]["rows"]] == [False] * 6  # one after the other
     assert "BackendUnavailable" in run.stderr
     assert sections["machine"]["rows"][0]["what"] == "versions: sdpa_ref"
