@@ -51,6 +51,14 @@ def as_array(name: str, value: Any) -> Array:
     return array
 
 
+def memory_array(name: str, value: Any) -> Array:
+    """Return `value` as an array whose numbers are there, a NumPy or CuPy array."""
+    array = as_array(name, value)
+    if kind(array) == "dask":
+        raise TypeError(f"{name} must be an array in memory, got a dask array: pass it with .compute()")
+    return array
+
+
 def host_array(name: str, value: Any) -> Array:
     """Return numbers that the host has to read, such as lengths, as a NumPy array."""
     try:
@@ -116,10 +124,12 @@ def is_aligned(array: Array | None) -> bool:
     """Return whether the numbers of an array lie at multiples of their size; None is aligned."""
     if array is None:
         return True
-    if kind(array) == "numpy":
+    if type(array) is np.ndarray or kind(array) == "numpy":
         return bool(array.flags.aligned)
-    steps = (stride for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
-    return not any(place % array.itemsize for place in (array.data.ptr, *steps))
+    size = array.itemsize
+    if array.data.ptr % size:
+        return False
+    return not any([stride % size and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)])
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -391,6 +391,16 @@ class Backend(Protocol):
         """Return the exact GELU of an array whose numbers are computed in float32, in its type, as a new array."""
         ...
 
+    def encode(
+        self, code: str, group: int, first: tuple[Array, Array, Array], second: tuple[Array, Array, Array] = ...
+    ) -> bool:
+        """Write the codes and scales that a recipe makes of an array, or of two of one shape, into arrays that follow.
+
+        The bits are those of `sdpa_ref.stored.recipes`; `code` is the type of codes, "nibble" that of four bits, and so
+        many numbers share a scale. False says that a number is not finite or a scale beyond its type.
+        """
+        ...
+
     def affine(self, weight: Any) -> Callable[[Array, Array | None], Array]:
         """Return the function of rows x and a bias that returns ``x @ weight.T + bias``, for many calls.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref import registry
-from sdpa_ref.arrays import Array
+from sdpa_ref.arrays import Array, kind, module_of
 from sdpa_ref.backend import Backend, Problem, Result, Sums, sum_of_biases
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.masks import FAR, Band, Block, Grid, Intervals, once
@@ -128,15 +128,14 @@ def finish(backend: Backend, problem: Problem, sums: Sums, want: frozenset[str] 
 
 
 def no_sums(problem: Problem, L: int) -> Sums:
-    """Return the sums over no keys for so many rows, in NumPy arrays."""
-    rows, acc = (*problem.batch, problem.Hq, L), problem.acc_dtype
-    m: Any = np.full(rows, -np.inf, acc)
-    return Sums(m, np.zeros_like(m), np.zeros((*rows, problem.Ev), acc))
+    """Return the sums over no keys for so many rows."""
+    rows, acc, module = (*problem.batch, problem.Hq, L), problem.acc_dtype, module_of(problem.kind)
+    return Sums(module.full(rows, -np.inf, acc), module.zeros(rows, acc), module.zeros((*rows, problem.Ev), acc))
 
 
 def divided_by(backend: Backend, problem: Problem, sums: Sums, dtype: np.dtype[Any] | None = None) -> Result:
     """Return output, lse, m and z that the backend makes of sums, in this type; by default in that of the problem."""
-    form = problem.form._replace(kind="numpy", E=0)
+    form = problem.form._replace(kind=kind(sums.total), E=0)
     if dtype is not None:
         form = form._replace(dtype=dtype, acc_dtype=dtype)
     query = sums.total[..., :0].astype(form.dtype)
@@ -159,7 +158,7 @@ def divided(problem: Problem, sums: Sums) -> Result:
     """Return output, lse, m and z, with the problem's sink."""
     m, z, total = sums
     if problem.sink is not None:
-        logits = problem.sink.astype(problem.acc_dtype).astype(m.dtype)[:, None]
+        logits = module_of(kind(m)).asarray(problem.sink.astype(problem.acc_dtype).astype(m.dtype)[:, None])
         zero = np.zeros_like(total[..., :1, :1, :])
         m, z, total = merged(sums, Sums(np.broadcast_to(logits, m.shape), np.ones_like(z), zero))
     with np.errstate(all="ignore"):

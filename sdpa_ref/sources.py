@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdpa_ref.arrays import Array, as_integer
+from sdpa_ref.arrays import Array, as_integer, is_float
 
 CHUNK = 1024  # pieces of multiples of this have the bits of one call
 Spans = tuple[tuple[int, int], ...]
@@ -74,7 +74,15 @@ class Source:
 
     def read(self, batch: Spans, heads: tuple[int, int], keys: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """Return a part, ``(..., heads, keys, E)``, in this type."""
-        return self.turned(np.asarray(self.array[self.index(batch, heads, keys)])).astype(dtype, copy=False)
+        index = self.index(batch, heads, keys)
+        part = self.array[index]
+        if np.ma.is_masked(part):
+            raise TypeError(f"the store returned numbers that are masked for {index}: drop these keys by a mask")
+        numbers, shape = np.asarray(part), tuple(place.stop - place.start for place in index)
+        if numbers.shape != shape or not is_float(numbers.dtype):
+            of = f"{shape} and {self.dtype}"
+            raise ValueError(f"the store must return {of} for {index}, got {numbers.shape} and {numbers.dtype}")
+        return self.turned(numbers).astype(dtype, copy=False)
 
     def write(self, batch: Spans, heads: tuple[int, int], keys: tuple[int, int], numbers: Array) -> None:
         """Write a part that `read` would return."""

@@ -37,17 +37,17 @@ def unsupported(problem: Problem) -> str | None:
     import cupy
 
     device = cupy.cuda.Device()
-    parts = [part for each in (problem.key, problem.value) for part in arrays_in(each)]
+    own = device.id
+    parts = arrays_in(problem.key) + arrays_in(problem.value) if problem.stored else (problem.key, problem.value)
     arrays = (problem.query, *parts, problem.out, problem.keep, *problem.biases)
-    elsewhere = {array.device.id for array in arrays if array is not None} - {device.id}
+    elsewhere = {array.device.id for array in arrays if array is not None and array.device.id != own}
     if elsewhere:
         return (
-            f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {device.id}: "
+            f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
             f"bring them together, and call it in `with cupy.cuda.Device(...)`"
         )
-    if (problem.dropout or problem.score_mod) and (problem.first_key or problem.first_head or problem.first_entry):
-        return "its kernels count keys, heads and entries from 0, for dropout and score_mod too: not those of a block"
-    reason = fused(problem._replace(blockwise=False), frozenset(), int(device.compute_capability))
+    problem = problem._replace(blockwise=False) if problem.blockwise else problem
+    reason = fused(problem, frozenset(), int(device.compute_capability))
     if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
         return f"{reason}, and CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
     return None

@@ -111,7 +111,8 @@ def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile
         s = s - (p.slopes[at] * abs(p.positions[batch][:, None] - keys)).astype(acc)
     if p.score_mod is not None:
         i = xp.arange(p.first_row, p.first_row + p.L)
-        indices = (xp.full((1, 1, 1, 1), b), xp.full((1, 1, 1, 1), h), i[None, None, :, None], j[None, None, None, :])
+        first = xp.full((1, 1, 1, 1), p.first_entry + b), xp.full((1, 1, 1, 1), p.first_head + h)
+        indices = (*first, i[None, None, :, None], p.first_key + j[None, None, None, :])
         plain = getattr(p.score_mod, "py_func", p.score_mod)  # of a function that Numba would compile for the CPU
         s = xp.broadcast_to(xp.asarray(plain(s[None, None], *indices), acc), (1, 1, *s.shape))[0, 0]
     return xp.where(keep, s, -np.inf), keep
@@ -134,9 +135,10 @@ def _dropped(p: Problem, xp: Any, b: int, at: tuple[int, ...], tile: slice) -> A
     if p.dropout is None:
         return p.acc_dtype.type(1)
     i = xp.arange(p.first_row, p.first_row + p.L, dtype=np.uint64)[:, None] & _LOW
-    quads = xp.arange(tile.start // 4, -(-tile.stop // 4), dtype=np.uint64)[None, :]
+    first = p.first_key // 4
+    quads = xp.arange(first + tile.start // 4, first - (-tile.stop // 4), dtype=np.uint64)[None, :]
     zero = xp.zeros((p.L, quads.size), np.uint64)
-    counter = (zero + quads, zero + i, zero + np.uint64(at[-1]), zero + np.uint64(b))
+    counter = (zero + quads, zero + i, zero + np.uint64(p.first_head + at[-1]), zero + np.uint64(p.first_entry + b))
     words = xp.stack(_philox(counter, p.dropout.seed), axis=-1).reshape(p.L, -1)
     kept = words[:, : tile.stop - tile.start] >= np.uint64(p.dropout.threshold)
     return xp.where(kept, p.dropout.factor, 0).astype(p.acc_dtype)

@@ -65,15 +65,17 @@ class Cuts:
         slots: list[Any] = []
         outline = outlined(problem._replace(rules=tuple(_with_slots(rule, slots) for rule in problem.rules)))
         grid = (*batch, heads, rows, keys)
-        given = [problem.keep] if problem.keep is not None else []
-        arrays = tuple(_fitting(x, grid) for x in (*given, *problem.biases, *slots))
+        keep = [problem.keep] if problem.keep is not None else []
+        arrays = tuple(_fitting(x, grid) for x in (*keep, *problem.biases, *slots))
         few = sum(rows) * problem.group <= FEW_ROWS
         order = dask.config.get("sdpa-ref.order", "auto")
         if order not in ("auto", "chain", "tree"):
             raise ValueError(f'the Dask option sdpa-ref.order must be "auto", "chain" or "tree", got {order!r}')
         tree = few if order == "auto" else order == "tree"
         alone = few and tree and kernel != "reference"
-        call = Call(kernel, problem.keep is not None, len(problem.biases), alone, settings().limit)
+        chunked = (query, *(None if isinstance(x, Source) else x for x in (key, value)), *arrays)
+        given = tuple(None if x is None else (x.dtype, x.shape) for x in chunked)
+        call = Call(kernel, problem.keep is not None, len(problem.biases), given, alone, settings().limit)
         names = [x if not isinstance(x, da.Array) else x.name for x in (query, key, value, *arrays)]
         token = tokenize(*names, grid, _plain(outline), problem.score_mod, call, tree)
         posed = problem._replace(query=query, key=key, value=value)
@@ -115,7 +117,7 @@ class Cuts:
 
     def rows_outline(self, block: Block) -> Outline:
         """Return what the tasks of a block of rows share; rules are described for each block of keys."""
-        return Outline(part(self.outline._replace(rules=()), block))
+        return Outline(part(self.outline._replace(rules=()), block), block.lengths[1])
 
     def inputs(self, index: Index, block: Block, j: int) -> tuple[Any, ...]:
         """Return the inputs of the task of one block: keys, rules, and the names of the arrays' chunks."""

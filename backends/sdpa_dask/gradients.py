@@ -6,7 +6,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from sdpa_ref.arrays import summed_to
+from sdpa_ref.arrays import is_float, summed_to
 from sdpa_ref.backend import Gradients, Result
 from sdpa_ref.blocks import widened
 from sdpa_ref.floating_point import ieee
@@ -24,7 +24,8 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
     acc, rows = problem.acc_dtype, (*cuts.grid[:-1],)
     grad = _lazy(grad_output).rechunk((*rows, (problem.Ev,)))
     grads = [grad, *([] if grad_lse is None else [_lazy(grad_lse).rechunk(rows)])]
-    graph = states(cuts) | results(cuts, wide=True)
+    graph, ends = states(cuts)
+    graph |= results(cuts, ends, wide=True)
     name = f"{cuts.token}-{'-'.join(x.name for x in grads)}"
     by_row: dict[Any, dict[int, Any]] = {}
     by_key: dict[Any, dict[int, Any]] = {}
@@ -39,8 +40,9 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
             by_row.setdefault(index, {})[j] = node
             by_key.setdefault((*lead, h, j), {})[i] = node
             for bias, target in zip(problem.biases, by_bias, strict=True):
-                place = tuple(0 if n == 1 else x for n, x in zip(bias.shape, (*index, j)[-bias.ndim :], strict=True))
-                nodes = target.setdefault(place if bias.ndim else (), {})
+                at = (*index, j)[len(cuts.grid) - bias.ndim :]
+                place = tuple(0 if n == 1 else x for n, x in zip(bias.shape, at, strict=True))
+                nodes = target.setdefault(place, {})
                 nodes[len(nodes)] = node
 
     def summed(part: int, to: str, chunks: tuple[Any, ...], nodes: Any, trailing: int) -> da.Array:
@@ -75,6 +77,13 @@ def pull(
     k: Any, v: Any, arrays: list[Array],
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return a block's part of the gradients by query, key, value and each bias."""
+    tasks.check(call, rows, keys, q, k, v, arrays)
+    form = rows.problem.form
+    shape = (*form.batch, form.Hq, rows.length, form.Ev)
+    for name, x, own in (("grad_output", grad, shape), ("grad_lse", grad_lse, shape[:-1])):
+        if x is not None:
+            dtype = getattr(x, "dtype", form.acc_dtype)
+            tasks.check_chunk(name, x, form.kind, dtype if is_float(dtype) else form.acc_dtype, own, own)
     problem = widened(tasks.problem_of(call, rows, keys, rules, q, k, v, arrays), flow.z.dtype)
     acc = problem.acc_dtype
     grads = grad.astype(acc, copy=False), None if grad_lse is None else grad_lse.astype(acc, copy=False)

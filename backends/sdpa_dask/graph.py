@@ -19,23 +19,30 @@ Graph = dict[Any, Any]
 
 def forward(cuts: Cuts, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse, m, z and weights."""
-    graph = states(cuts)
-    graph |= results(cuts)
+    graph, ends = states(cuts)
     form, dtypes = cuts.problem.form, {"output": cuts.problem.dtype}
+    wanted = [name for name in ("output", "lse", "m", "z") if name in want]
+    alone = want == {*wanted} and len(wanted) == 1
+    if not alone:
+        graph |= results(cuts, ends)
     found: dict[str, da.Array] = {}
-    for name in ("output", "lse", "m", "z"):
-        if name in want:
-            dtype = dtypes.get(name, form.acc_dtype)
-            last: tuple[Any, ...] = ((form.Ev,),) if name == "output" else ()
-            found[name] = picked(cuts, graph, f"sdpa-{name}", "sdpa-result", name, (*cuts.grid[:-1], *last), dtype)
+    for name in wanted:
+        dtype = dtypes.get(name, form.acc_dtype)
+        last: tuple[Any, ...] = ((form.Ev,),) if name == "output" else ()
+        chunks = (*cuts.grid[:-1], *last)
+        if alone:  # one node a block: an optimised graph has no names for parts of it, which a scheduler runs too
+            found[name] = only(cuts, graph, ends, name, chunks, dtype)
+        else:
+            found[name] = picked(cuts, graph, f"sdpa-{name}", "sdpa-result", name, chunks, dtype)
     if "weights" in want:
         found["weights"] = weights(cuts, graph)
     return Result(**found)
 
 
-def states(cuts: Cuts) -> Graph:
-    """Return the nodes of rows and states, and of the sums of all keys under ``sdpa-sums``."""
+def states(cuts: Cuts) -> tuple[Graph, dict[Any, Any]]:
+    """Return the nodes of rows and states, and which node has the sums of all keys of each block of rows."""
     graph: Graph = {}
+    ends: dict[Any, Any] = {}
     for index, block in cuts.blocks():
         rows = f"sdpa-rows-{cuts.token}", *index
         graph[rows] = cuts.rows_outline(block)
@@ -45,10 +52,8 @@ def states(cuts: Cuts) -> Graph:
             node = f"sdpa-state-{cuts.token}", *index, j
             graph[node] = tasks.state, None if cuts.tree else last, cuts.call, rows, *cuts.inputs(index, block, j)
             leaves[j], last = node, node
-        if cuts.tree:
-            last = tree(graph, f"sdpa-sum-{cuts.token}", index, leaves, (tasks.total,))
-        graph[(f"sdpa-sums-{cuts.token}", *index)] = last
-    return graph
+        ends[index] = tree(graph, f"sdpa-sum-{cuts.token}", index, leaves, (tasks.total,)) if cuts.tree else last
+    return graph, ends
 
 
 def tree(graph: Graph, name: str, index: tuple[int, ...], leaves: dict[int, Any], how: tuple[Any, ...]) -> Any:
@@ -71,14 +76,25 @@ def tree(graph: Graph, name: str, index: tuple[int, ...], leaves: dict[int, Any]
     return next(iter(leaves.values()), None)
 
 
-def results(cuts: Cuts, wide: bool = False) -> Graph:
+def results(cuts: Cuts, ends: dict[Any, Any], wide: bool = False) -> Graph:
     """Return the nodes of the results of each block of rows."""
     name = "sdpa-flow" if wide else "sdpa-result"
-    graph: Graph = {}
-    for index, block in cuts.blocks():
-        sums, rows = (f"sdpa-sums-{cuts.token}", *index), (f"sdpa-rows-{cuts.token}", *index)
-        graph[(f"{name}-{cuts.token}", *index)] = tasks.result, cuts.call, rows, sums, block.lengths[1], wide
-    return graph
+    return {
+        (f"{name}-{cuts.token}", *index): (tasks.result, cuts.call, (f"sdpa-rows-{cuts.token}", *index), end, wide)
+        for index, end in ends.items()
+    }
+
+
+def only(
+    cuts: Cuts, graph: Graph, ends: dict[Any, Any], part: str, chunks: tuple[Any, ...], dtype: np.dtype[Any]
+) -> da.Array:
+    """Return the array of the only part of the results that is wanted; the last sum of a tree is no node of its own."""
+    name, last = f"sdpa-{part}-{cuts.token}", len(chunks) - len(cuts.grid) + 1
+    for index, end in ends.items():
+        sums = graph.pop(end) if end is not None and graph[end][0] is tasks.total else end
+        rows = f"sdpa-rows-{cuts.token}", *index
+        graph[(name, *index, *(0,) * last)] = tasks.part_of, cuts.call, rows, sums, part, dtype
+    return array(cuts, graph, name, chunks, dtype)
 
 
 def picked(
@@ -114,7 +130,7 @@ def weights(cuts: Cuts, graph: Graph) -> da.Array:
         row, lead = (f"sdpa-rows-{cuts.token}", *index), (*block.lead, *block.lengths[:2])
         for j, (j0, j1) in enumerate(cuts.cuts_of_keys):
             if j not in found:
-                layer[(name, *index, j)] = np.zeros, (*lead, j1 - j0), dtype
+                layer[(name, *index, j)] = np.zeros_like, cuts.problem.query._meta, dtype, "C", True, (*lead, j1 - j0)
                 continue
             whole = (f"sdpa-result-{cuts.token}", *index)
             layer[(name, *index, j)] = tasks.weights, whole, cuts.call, dtype, row, *cuts.inputs(index, block, j)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref import registry
+from sdpa_ref.arrays import kind, module_of
 from sdpa_ref.backend import Backend, Problem, Result, Sums
 from sdpa_ref.backflow import flow_of, sink_gradient
 from sdpa_ref.blocks import add, alone, divided_by, filled, merged, no_sums, part, seen, widened
@@ -30,6 +31,8 @@ class Call:
         Whether the first of the arrays is a boolean mask.
     biases : int
         How many arrays behind it are biases; the others belong to rules.
+    given : tuple
+        Type and shape of query, key, value and the arrays, None for what is read in the task.
     alone : bool
         Whether states are made by the backend's ordinary call, which is faster where a key head has few rows.
     limit : int
@@ -39,15 +42,17 @@ class Call:
     kernel: str
     keep: bool
     biases: int
+    given: tuple[Any, ...]
     alone: bool
     limit: int
 
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """An outline in a graph, which would take a named tuple apart."""
+    """An outline of so many rows in a graph, which would take a named tuple apart."""
 
     problem: Problem
+    length: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,20 +91,41 @@ def backend_of(call: Call) -> Backend:
         ) from None
 
 
+def check(call: Call, rows: Outline, keys: tuple[int, int], q: Array, k: Any, v: Any, arrays: list[Array]) -> None:
+    """Raise the error of chunks that are not what their Dask arrays say: kernels read memory by these words."""
+    form, L, S = rows.problem.form, rows.length, int(keys[1]) - int(keys[0])
+    chunks = (("query", q, form.Hq, L, form.E), ("key", k, form.Hkv, S, form.E), ("value", v, form.Hkv, S, form.Ev),
+              *(("mask or bias", x, form.Hq, L, S) for x in arrays))  # fmt: skip
+    for (name, x, *sizes), given in zip(chunks, call.given, strict=True):
+        if given is not None:
+            dtype, whole = given
+            check_chunk(name, x, form.kind, dtype, whole, (*form.batch, *sizes))
+
+
+def check_chunk(
+    name: str, x: Any, whose: str, dtype: np.dtype[Any], whole: tuple[int, ...], grid: tuple[int, ...]
+) -> None:
+    """Raise the error of a chunk that is not of this kind and type, or not the part of the whole that is laid out."""
+    shape = tuple(1 if n == 1 else size for n, size in zip(whole, grid[len(grid) - len(whole) :], strict=True))
+    same = kind(x) == whose and isinstance(x, module_of(whose).ndarray) and not isinstance(x, np.ma.MaskedArray)
+    if not same or x.dtype != dtype or x.shape != shape:
+        got = f"{type(x).__name__} of {getattr(x, 'dtype', 'no dtype')} and shape {getattr(x, 'shape', None)}"
+        raise TypeError(f"a chunk of {name} must be a {whose} array of {dtype} and shape {shape}, got {got}")
+
+
 def problem_of(
     call: Call, rows: Outline, keys: tuple[int, int], rules: list[Mask], q: Array, k: Any, v: Any, arrays: list[Array]
 ) -> Problem:
     """Return the problem of a block without its sink."""
     whole = rows.problem
     form = whole.form
-    block = Block(
-        tuple((0, n) for n in form.batch), form.batch, (0, form.Hq), (0, q.shape[-2]), (int(keys[0]), int(keys[1]))
-    )
+    lead = tuple((0, n) for n in form.batch)
+    block = Block(lead, form.batch, (0, form.Hq), (0, rows.length), (int(keys[0]), int(keys[1])))
     here = part(whole, block)
     keep = arrays[0] if call.keep else None
     biases, others = arrays[call.keep :][: call.biases], arrays[call.keep + call.biases :]
     rules = [_with_chunks(rule, others) for rule in rules]
-    here = here._replace(form=here.form._replace(kind="numpy"), rules=tuple(rules), sink=None)
+    here = here._replace(rules=tuple(rules), sink=None)
     k, v = (x.keys(block.keys, form.dtype) if isinstance(x, Reader) else x for x in (k, v))
     v = k[..., :0] if v is None else v
     return filled(here, q, k, v, keep, tuple(biases))
@@ -110,11 +136,13 @@ def state(
     arrays: list[Array],
 ) -> Sums:  # fmt: skip
     """Return the sums of a block, added to those of the keys before it; a store is read a piece at a time."""
-    backend, sums, form, L = backend_of(call), before, rows.problem.form, q.shape[-2]
+    check(call, rows, keys, q, k, v, arrays)
+    backend, sums, form, L = backend_of(call), before, rows.problem.form, rows.length
     lead, j0 = tuple((0, n) for n in form.batch), int(keys[0])
     block = Block(lead, form.batch, (0, form.Hq), (0, L), (j0, int(keys[1])))
     cuts = _cuts(call, rows.problem, block, [x.source for x in (k, v) if isinstance(x, Reader)])
-    for n in seen(rows.problem.visible, block, block.keys[1], cuts):
+    some = seen(rows.problem.visible, block, block.keys[1], cuts) if len(cuts) > 1 else range(1)
+    for n in some:  # of one piece it is known that a row sees it
         here = block._replace(keys=(cuts[n][0] - j0, cuts[n][1] - j0))
         key, value = (x if x is None or isinstance(x, Reader) else x[..., slice(*here.keys), :] for x in (k, v))
         within = [rule._within(here) for rule in rules]
@@ -147,11 +175,17 @@ def total(*states: Sums) -> Sums:
     return reduce(merged, states)
 
 
-def result(call: Call, rows: Outline, sums: Sums | None, length: int, wide: bool = False) -> Result:
+def result(call: Call, rows: Outline, sums: Sums | None, wide: bool = False) -> Result:
     """Return output, lse, m and z of a block of rows; `wide`: in the type of the sums, as gradients need it."""
+    backend = backend_of(call)  # it imports the library of the arrays
     if sums is None:
-        sums = no_sums(rows.problem, length)
-    return (flow_of if wide else divided_by)(backend_of(call), rows.problem, sums)
+        sums = no_sums(rows.problem, rows.length)
+    return (flow_of if wide else divided_by)(backend, rows.problem, sums)
+
+
+def part_of(call: Call, rows: Outline, sums: Sums | None, name: str, dtype: np.dtype[Any]) -> Array:
+    """Return a part of the result of a block of rows."""
+    return pick(result(call, rows, sums), name, dtype)
 
 
 def sink(flow: Result, rows: Outline, grad: Array, grad_lse: Array) -> Array:
@@ -166,9 +200,13 @@ def pick(whole: Any, name: Any, dtype: Any = None) -> Array:
     return found if dtype is None else found.astype(dtype, copy=False)
 
 
-def weights(whole: Result, call: Call, dtype: np.dtype[Any], *inputs: Any) -> Array:
+def weights(
+    whole: Result, call: Call, dtype: np.dtype[Any], rows: Outline, keys: tuple[int, int], rules: list[Mask], q: Array,
+    k: Any, v: Any, arrays: list[Array],
+) -> Array:  # fmt: skip
     """Return the weights of a block beside all other keys of its rows."""
-    problem = problem_of(call, *inputs)
+    check(call, rows, keys, q, k, v, arrays)
+    problem = problem_of(call, rows, keys, rules, q, k, v, arrays)
     block = backend_of(call).forward(widened(problem, whole.z.dtype), frozenset({"weights", "lse", "m", "z"}))
     with np.errstate(all="ignore"):
         base = np.where(whole.m == -np.inf, 0, whole.m)

@@ -5,17 +5,18 @@ from typing import Any
 from sdpa_ref.backend import Gradients, Problem, Result
 
 from .compile.target import unusable
+from .encoding import encode
 from .runtime.threads import get_num_threads, set_num_threads
 from .strips import forward
 from .sums import add, finish
 from .warmup import details, warmup
 
 __all__ = [
-    "ARRAYS", "TASKS", "add", "affine", "details", "finish", "forward", "gelu", "get_num_threads", "set_num_threads",
-    "unavailable", "unsupported", "vjp", "warmup",
+    "ARRAYS", "TASKS", "add", "affine", "details", "encode", "finish", "forward", "gelu", "get_num_threads",
+    "set_num_threads", "unavailable", "unsupported", "vjp", "warmup",
 ]  # fmt: skip
 
-ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "affine", "warmup", "threads", "add"})
+ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "affine", "encode", "warmup", "threads", "add"})
 
 
 def unavailable() -> str | None:

@@ -34,7 +34,7 @@ def warmup() -> dict[str, Callable[[], object]]:
     OSError
         What would be compiled cannot be kept.
     """
-    from .kernels import activations, affine, backward, few_rows, many_rows
+    from .kernels import activations, affine, backward, encode, few_rows, many_rows
 
     kept = cache_info()
     if kept.reason is not None:
@@ -51,6 +51,8 @@ def warmup() -> dict[str, Callable[[], object]]:
         if dtype == sizes.acc:  # gradients in half precision are computed in float32
             kernels[f"{dtype}, gradients"] = backward.kernel(sizes, False)
             kernels[f"{dtype}, general gradients"] = backward.kernel(sizes, True)
+    wide = sizes_for("float64", *host_registers()).lanes
+    kernels |= {f"float32, {code} codes": encode.kernel("float32", code, wide) for code in encode.SPANS}
     lanes = sizes_for("float32", *host_registers()).lanes
     for name, code in BLOCKS.items():
         kernels[f"float32, weights of {name}"] = affine.kernel(code, lanes)

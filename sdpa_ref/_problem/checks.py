@@ -161,7 +161,7 @@ def one_kind(arrays: dict[str, Array]) -> None:
     if "cupy" not in sys.modules and "dask.array" not in sys.modules:
         return
     kinds = {name: kind(array.numbers if type(array) is Stored else array) for name, array in arrays.items()}
-    if len({*kinds.values()} - ({"numpy"} if kinds["query"] == "dask" else set())) > 1:
+    if len({*kinds.values()} - ({"numpy", "cupy"} if kinds["query"] == "dask" else set())) > 1:
         got = ", ".join(f"{name} is a {k} array" for name, k in kinds.items())
         raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")
 
@@ -195,13 +195,21 @@ def _overlaps_itself(array: Array) -> bool:
 def _overlap(a: Array, b: Array) -> bool:
     """Return whether two arrays share memory, or may do so as far as a short search finds."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
-        if kind(a) != kind(b):
+        if kind(a) != kind(b) or _far_apart(a, b):
             return False
         a, b = _addresses(a), _addresses(b)
     try:
         return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def _far_apart(a: Array, b: Array) -> bool:
+    """Return whether two CuPy arrays, of which each lies in one piece, have no byte in common."""
+    if kind(a) != "cupy" or not a.flags.c_contiguous or not b.flags.c_contiguous:
+        return False
+    first, second = a.data.ptr, b.data.ptr
+    return bool(first + a.nbytes <= second or second + b.nbytes <= first)
 
 
 def _addresses(array: Array) -> Array:

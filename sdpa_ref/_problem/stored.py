@@ -29,7 +29,7 @@ def stored_or_array(name: str, value: Any, dtype: np.dtype[Any]) -> Array | Stor
 
 
 def of_one_kind(query: Array, key: Any, value: Any) -> tuple[Array, Any, Any, str]:
-    """Return query, key and value, and their kind; beside a Dask array, NumPy arrays become such of one chunk.
+    """Return query, key and value, and their kind; beside a Dask array, arrays become such of one chunk.
 
     It is "store" where keys or values lie in a store, and the query in memory.
     """
@@ -40,7 +40,10 @@ def of_one_kind(query: Array, key: Any, value: Any) -> tuple[Array, Any, Any, st
         if any(type(x) is Stored for x in given):
             raise TypeError("key and value must be arrays or stores beside a Dask array, got Paged or Quantized")
         lazy = module_of("dask")
-        query, key, value = (lazy.from_array(x, chunks=-1) if type(x) is np.ndarray else x for x in given)
+        in_memory = (x is not None and type(x) is not Source and kind(x) != "dask" for x in given)
+        query, key, value = (
+            lazy.from_array(x, chunks=-1) if there else x for x, there in zip(given, in_memory, strict=True)
+        )
         return query, key, value, "dask"
     if not stores:
         return query, key, value, kind(query)

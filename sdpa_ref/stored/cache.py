@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.api import sdpa
-from sdpa_ref.arrays import Array, as_array, host_array, kind
+from sdpa_ref.arrays import Array, host_array, kind, memory_array
 from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
 from sdpa_ref.stored.geometry import Geometry
 from sdpa_ref.stored.rows import Index, Number, settled
@@ -151,8 +151,10 @@ class Cache(Slots):
                 raise ValueError(f"key and value must have the same number of tokens, got {key.shape}, {value.shape}")
         n, gone = self._n, self._gone
         added: Number = T
+        which = place = None
         if lengths is None:
-            parts, which = geometry.coded(key, value, geometry.layout), None
+            place = self._behind(T)
+            parts = geometry.coded(key, value, geometry.layout, place)
         else:
             added, which = self._ragged(lengths, T)
             key, value = self._chosen(key, which), None if value is None else self._chosen(value, which)
@@ -165,7 +167,8 @@ class Cache(Slots):
             else:
                 gone = settled(np.where(np.asarray(added) > 0, np.maximum(gone, n - self._keep), gone))
         self._room(added, gone)
-        self._write(self._used, T, parts, which)
+        if place is None:
+            self._write(self._used, T, parts, which)
         if which is None:
             used = n is self._used
             self._n, self._gone, self._most = n + T, gone, self._most + T
@@ -177,7 +180,7 @@ class Cache(Slots):
     def _checked(self, name: str, given: Any, width: int) -> Array:
         """Return keys or values to be added."""
         geometry = self._geometry
-        array = given if type(given) is np.ndarray else as_array(name, given)
+        array = given if type(given) is np.ndarray else memory_array(name, given)
         recipe = geometry.store[name == "value"]
         if array.dtype is not geometry.dtype:
             if recipe is not None:
@@ -193,8 +196,9 @@ class Cache(Slots):
             sizes = (*self._axes, "T", width) if self._hle else (*self.batch, "T", geometry.heads, width)
             shown = f"({', '.join(map(str, sizes))})"
             raise ValueError(f"{name} must have shape (*batch, {axes}) = {shown}, got {shape}")
-        if geometry.kind != kind(array):
-            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {kind(array)} array")
+        own = "numpy" if type(array) is np.ndarray else kind(array)
+        if geometry.kind != own:
+            raise TypeError(f"{name} must be a {geometry.kind} array, as the cache is, got a {own} array")
         return array
 
     def _ragged(self, lengths: Any, T: int) -> tuple[Number, tuple[Index, Index]]:
@@ -245,7 +249,7 @@ class Cache(Slots):
         if geometry.tied and options.get("scale") is None:
             raise TypeError(f"scale must be given for a tied cache: 1 / sqrt(E = {geometry.E}) is that of its keys")
         if type(query) is not np.ndarray:
-            query = as_array("query", query)
+            query = memory_array("query", query)
         shape = query.shape
         L = shape[-2 if self._hle or len(shape) < 3 else -3] if len(shape) > 1 else 0
         if lengths is None and L > (self._reached() if self._reach is None else self._reach):

@@ -12,8 +12,6 @@ from sdpa_ref.stored.recipes import Recipe
 
 Parts = tuple[Array, ...]
 
-_FEW = 1 << 14  # numbers of which keys and values are coded together, in half the steps
-
 
 class Part(NamedTuple):
     """One array of a cache: what it is called in a file, its width and its type."""
@@ -93,18 +91,28 @@ class Geometry:
         """Return views ``(pages, page, heads, width)``."""
         return arrays if self.layout == "LHE" else tuple(array.swapaxes(-2, -3) for array in arrays)
 
-    def coded(self, key: Array, value: Array | None, layout: str) -> Parts:
-        """Return what is stored of keys and values in this layout."""
-        first, second = self.store
-        if self._same_recipe and value is not None and key.size < _FEW:
-            both = self.module.empty((2, *key.shape), np.float64)
-            both[0], both[1] = key, value
-            codes, scale = first._parts(both, layout)  # type: ignore[union-attr]
-            return codes[0], scale[0], codes[1], scale[1]
-        parts: Parts = ()
-        for x, recipe in zip((key,) if self.tied else (key, value), (first, second), strict=False):
-            parts += (x,) if recipe is None else recipe._parts(x, layout)
-        return parts
+    def coded(self, key: Array, value: Array | None, layout: str, into: Parts | None = None) -> Parts:
+        """Return what is stored of keys and values in this layout, written into arrays of their shape where given."""
+        given = (key,) if value is None else (key, value)
+        if into is None:
+            if self.store == (None, None):
+                return given
+            into = self._empty(key.shape[:-1])
+        if self._same_recipe:
+            first, parts = self.store[0], into
+            first._write(layout, (key, *parts[:2]), (value, *parts[2:]))  # type: ignore[union-attr]
+            return into
+        rest = into
+        for x, recipe in zip(given, self.store, strict=False):
+            if recipe is None:
+                rest[0][...], rest = x, rest[1:]
+            else:
+                recipe._write(layout, (x, *rest[:2]))
+                rest = rest[2:]
+        return into
+
+    def _empty(self, lead: tuple[int, ...]) -> Parts:
+        return tuple(self.module.empty((*lead, part.width), part.dtype) for part in self.parts)
 
     def meant(self, arrays: Parts) -> tuple[Any, Any]:
         """Return key and value, arrays or `Quantized`, that these arrays of slots are."""

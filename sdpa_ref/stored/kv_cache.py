@@ -121,14 +121,14 @@ class KVCache(Cache):
     def _at(self, b: Index, slots: Index) -> tuple[Index, Index]:
         return b, slots
 
-    def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
-        if which is not None or type(start) is not int:
-            super()._write(start, T, parts, which)
-            return
-        place: Any = slice(start, start + T)
-        place = (..., place, slice(None)) if self._hle else (..., place, slice(None), slice(None))
-        for array, part in zip(self._whole, parts, strict=True):
-            array[place] = part
+    def _behind(self, T: int) -> Parts | None:
+        start = self._used
+        if type(start) is not int or start + T > self._S:
+            return None
+        place: Any = (..., slice(start, start + T), slice(None))
+        if not self._hle:
+            place += (slice(None),)
+        return tuple([array[place] for array in self._whole])
 
     def _room(self, added: Number, gone: Number) -> None:
         S = self._S

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, host_array, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, host_array, is_float, kind, memory_array, module_of
 from sdpa_ref.storage import Stored
 from sdpa_ref.stored.quantized import FLOAT8, Quantized
 
@@ -68,7 +68,7 @@ class Paged:
         pages, table, lengths, layout = self.pages, self.table, self.lengths, self.layout
         put = object.__setattr__
         if type(pages) is not np.ndarray and not isinstance(pages, Quantized):
-            put(self, "pages", pages := as_array("pages", pages))
+            put(self, "pages", pages := memory_array("pages", pages))
         if layout != "HLE" and layout != "LHE":
             raise ValueError(f'layout must be "HLE" (N, Hkv, P, E) or "LHE" (N, P, Hkv, E), got {layout!r}')
         if pages.dtype.char not in "efd" and not is_float(pages.dtype):

@@ -79,14 +79,17 @@ class PagedCache(Cache):
         columns, within = np.divmod(slots, self._granule)
         return self._table[b, columns], within
 
-    def _write(self, start: Number, T: int, parts: Parts, which: Any) -> None:
-        if which is not None or type(start) is not int or T != 1 or self._geometry.kind != "numpy":
-            super()._write(start, T, parts, which)
-            return
+    def _behind(self, T: int) -> Parts | None:
+        if self._B != 1 or not 0 < T <= self._spare or self._pool._forked or self.window is not None:
+            return None
+        self._check_open()
+        start: int = self._n if type(self._n) is int else int(self._n[0])
         column, within = divmod(start, self._granule)
-        pages = self._table[:, column] if self._B != 1 else int(self._table[0, column])
-        for array, part in zip(self._tokens, parts, strict=True):
-            array[pages, within] = part.reshape(self._B, *array.shape[2:])
+        page = int(self._table[0, column])
+        place: Any = (slice(page, page + 1), slice(None), slice(within, within + T))
+        if not self._hle:
+            place = place[::2]
+        return tuple([array[place] for array in self._pool._arrays])
 
     def _with(self, slots: Number) -> Any:
         """Return which entries of the table have a page when rows use so many slots."""
@@ -113,6 +116,15 @@ class PagedCache(Cache):
         if still and not pool._forked and type(added) is int and added <= self._spare:
             self._spare -= added
             return
+        used = self._used
+        if still and not pool._forked and type(added) is int and type(used) is int:  # all rows alike
+            have, want = self._columns(used), self._columns(used + added)
+            if (want - have) * self._B > pool.free:
+                raise CacheFull((want - have) * self._B, pool.free, "pages")
+            self._widen(want)
+            self._table[:, have:want] = pool._taken((want - have) * self._B).reshape(self._B, -1)
+            self._spare = -(used + added) % page
+            return
         before = self._of_rows(self._used)
         moved = self._of_rows(shift) - self._of_rows(self._shift)
         used = before - moved
@@ -138,15 +150,19 @@ class PagedCache(Cache):
 
     def _allot(self, have: Index, want: Index) -> None:
         """Take new pages for the columns from `have` to `want` of each row."""
-        M, most = self._table.shape[1], int(want.max(initial=0))
-        if most > M:
-            wider = np.zeros((self._B, max(M * 3 // 2, most)), np.int64)
-            wider[:, :M] = self._table
-            self._table = wider
+        self._widen(int(want.max(initial=0)))
         new = want - have
         b = np.repeat(np.arange(self._B), new)
         columns = np.arange(len(b)) + (have + new - new.cumsum())[b]
         self._table[b, columns] = self._pool._taken(len(b))
+
+    def _widen(self, columns: int) -> None:
+        """Let the table have so many columns at least."""
+        M = self._table.shape[1]
+        if columns > M:
+            wider = np.zeros((self._B, max(M * 3 // 2, columns)), np.int64)
+            wider[:, :M] = self._table
+            self._table = wider
 
     def _evicted(self, moved: Index) -> Any:
         """Return which entries of the table hold what is dropped when rows move by so many slots."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_integer, is_float, kind, memory_array, module_of
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.storage import Stored
 
@@ -72,7 +72,7 @@ class Quantized:
     def __post_init__(self) -> None:
         put, codes, zero, bits = object.__setattr__, self.codes, self.zero, self.bits
         if type(codes) is not np.ndarray:
-            put(self, "codes", codes := as_array("codes", codes))
+            put(self, "codes", codes := memory_array("codes", codes))
         letter = codes.dtype.char
         if letter not in _LIMITS and codes.dtype.name not in FLOAT8:
             raise TypeError(f"codes must be int8, uint8, {FLOAT8[0]} or {FLOAT8[1]}, got {codes.dtype}")
@@ -145,7 +145,7 @@ def _check_part(self: Quantized, name: str, codes: Array, shape: tuple[int, ...]
     """Raise the error of a scale or an offset that does not fit codes of this meaning."""
     part = getattr(self, name)
     if type(part) is not np.ndarray:
-        object.__setattr__(self, name, part := as_array(name, part))
+        object.__setattr__(self, name, part := memory_array(name, part))
     if part.dtype.char not in "efd" and not is_float(part.dtype):
         raise TypeError(f"{name} must be {FLOATS}, got {part.dtype}")
     if shape and not part.shape:  # so that backends find an axis

@@ -1,14 +1,17 @@
 """Recipes: how numbers become codes and scales, each token by itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sdpa_ref.arrays import FLOATS, Array, as_array, as_integer, is_float, kind, module_of
+from sdpa_ref.arrays import FLOATS, Array, as_integer, is_float, kind, memory_array, module_of
 from sdpa_ref.extras import install
 from sdpa_ref.floating_point import ieee
 from sdpa_ref.frozen import Frozen
+from sdpa_ref.registry import BackendUnavailable, load
 from sdpa_ref.stored.quantized import Quantized
 
 _BLOCK = 1 << 15
@@ -21,8 +24,9 @@ class Recipe(Frozen):
     group: int | None
     center: Array | None
 
+    code: ClassVar[str]  # what backends call the codes
     codes_dtype: ClassVar[Any]
-    scale_dtype: ClassVar[Any] = np.float16
+    scale_dtype: ClassVar[Any] = np.dtype(np.float16)
     span: ClassVar[float]  # the code that the largest magnitude of a group becomes
     zero: ClassVar[int] = 0
     bits: ClassVar[int] = 8
@@ -34,7 +38,7 @@ class Recipe(Frozen):
                 raise ValueError(f"group must be at least 1, or None for all of a token, got {group}")
             object.__setattr__(self, "group", group)
         if self.center is not None:
-            center = as_array("center", self.center)
+            center = memory_array("center", self.center)
             if not is_float(center.dtype):
                 raise TypeError(f"center must be {FLOATS}, got {center.dtype}")
             if center.ndim != 2:
@@ -61,12 +65,16 @@ class Recipe(Frozen):
         ValueError
             A number is not finite, a scale is beyond its type, or the group does not divide E.
         """
-        x = as_array("x", x)
+        x = memory_array("x", x)
         self._check_type("x", x)
         if layout not in ("HLE", "LHE"):
             raise ValueError(f'layout must be "HLE" or "LHE", got {layout!r}')
         self._check(x.shape, layout, kind(x))
-        return self._joined(*self._parts(x, layout), layout)
+        module, lead, E = module_of(kind(x)), x.shape[:-1], x.shape[-1]
+        codes = module.empty((*lead, E * self.bits // 8), self.codes_dtype)
+        scale = module.empty((*lead, max(E // (self.group or max(E, 1)), 1)), self.scale_dtype)
+        self._write(layout, (x, codes, scale))
+        return self._joined(codes, scale, layout)
 
     @property
     def key(self) -> Any:
@@ -107,27 +115,47 @@ class Recipe(Frozen):
         """Return what these parts mean."""
         return Quantized(codes, scale, self._offset(layout), zero=self.zero, bits=self.bits)
 
+    def _write(self, layout: str, *parts: tuple[Array, Array, Array]) -> None:
+        """Write codes and scales of arrays of one shape into those that follow each; they are checked but for NaN.
+
+        A backend that can do it has the same bits as `_block`.
+        """
+        x = parts[0][0]
+        encode, group = _encoder() if type(x) is np.ndarray else None, self.group or x.shape[-1]
+        if encode is not None and x.size and (self.bits == 8 or group % 2 == 0):
+            moved = parts
+            if self.center is not None:
+                moved = tuple((self._centered(x, layout), codes, scale) for x, codes, scale in parts)
+            if encode(self.code, group, *moved):
+                return
+        self._write_blocks(layout, parts)  # which raises the error
+
     @ieee
-    def _parts(self, x: Array, layout: str) -> tuple[Array, Array]:
-        """Return the codes and the scales of numbers that were checked apart from being finite."""
-        axis = -3 if layout == "LHE" else -2
-        if x.size <= 2 * _BLOCK or x.ndim < -axis or kind(x) != "numpy":
-            return self._block(x, layout)
-        T, E = x.shape[axis], x.shape[-1]
-        codes = np.empty((*x.shape[:-1], E * self.bits // 8), self.codes_dtype)
-        scale = np.empty((*x.shape[:-1], E // (self.group or E)), self.scale_dtype)
-        few = max(1, _BLOCK * T // x.size)  # tokens whose numbers stay in the processor's cache
-        for t in range(0, T, few):
-            some: Any = (..., slice(t, t + few), *(slice(None),) * (-axis - 1))
-            codes[some], scale[some] = self._block(x[some], layout)
-        return codes, scale
+    def _centered(self, x: Array, layout: str) -> Array:
+        """Return the numbers in float64, less the center."""
+        y: Array = x.astype(np.float64, copy=False)
+        return y if self.center is None else y - self._offset(layout).astype(np.float64)  # type: ignore[union-attr]
+
+    @ieee
+    def _write_blocks(self, layout: str, parts: tuple[tuple[Array, Array, Array], ...]) -> None:
+        """Do what `_write` does, with as many tokens at once as stay in the processor's cache."""
+        axis, module = -3 if layout == "LHE" else -2, module_of(kind(parts[0][0]))
+        if len(parts) > 1 and parts[0][0].size <= _BLOCK:  # all in one, in fewer steps
+            both = self._block(module.stack([x.astype(np.float64, copy=False) for x, _, _ in parts]), layout)
+            for (_, codes, scale), some_codes, some_scale in zip(parts, *both, strict=True):
+                codes[...], scale[...] = some_codes, some_scale
+            return
+        for x, codes, scale in parts:
+            T = x.shape[axis] if x.ndim >= -axis else 1
+            few = max(1, _BLOCK * T // max(x.size, 1)) if kind(x) == "numpy" and x.size > 2 * _BLOCK else max(T, 1)
+            for t in range(0, T, few):
+                some: Any = (..., slice(t, t + few), *(slice(None),) * (-axis - 1)) if few < T else ...
+                codes[some], scale[some] = self._block(x[some], layout)
 
     def _block(self, x: Array, layout: str) -> tuple[Array, Array]:
-        """Return what `_parts` returns, all at once."""
+        """Return codes and scales of one array."""
         module, shape, span, E = module_of(kind(x)), x.shape, self.span, x.shape[-1]
-        y = x.astype(np.float64, copy=False)
-        if self.center is not None:
-            y = y - self._offset(layout).astype(np.float64)  # type: ignore[union-attr]
+        y = self._centered(x, layout)
         size = self.group or max(E, 1)
         y = y.reshape(*shape[:-1], max(E // size, 1), size if E else 0)
         peak = self._peak(y, module)
@@ -135,15 +163,20 @@ class Recipe(Frozen):
         largest, most = float(abs(exact).max()) if exact.size else 0.0, float(np.finfo(self.scale_dtype).max)
         if not largest <= most:
             if bool(module.isfinite(y).all()):
-                name = np.dtype(self.scale_dtype).name
-                raise ValueError(f"a scale must be a {name}, at most {most:.5g}, got {largest:.5g}")
+                raise self._too_large(largest)
             raise ValueError("numbers to be coded must be finite, got NaN or infinity")
         scale = exact.astype(self.scale_dtype)
         bits = scale.view(_BITS[scale.dtype.itemsize])
         bits += abs(scale.astype(np.float64) * span) < abs(peak)  # the next number away from 0
+        if not bool(module.isfinite(scale).all()):
+            raise self._too_large(largest)
         step = scale.astype(np.float64)
         y = y / (step + (step == 0))[..., None]
         return self._codes(y, module).reshape(*shape[:-1], E * self.bits // 8), scale
+
+    def _too_large(self, scale: float) -> ValueError:
+        limits = np.finfo(self.scale_dtype)
+        return ValueError(f"a scale must be a {limits.dtype}, at most {float(limits.max):.5g}, got {scale:.8g}")
 
     def _peak(self, y: Array, module: Any) -> Array:
         """Return what becomes code `span` in each group ``y[..., :]``; NaN or infinite where a number is."""
@@ -191,7 +224,8 @@ class Int8(Recipe):
 
     group: int | None = None
     center: Array | None = None
-    codes_dtype = np.int8
+    code = "int8"
+    codes_dtype = np.dtype(np.int8)
     span = 127
 
     def _codes(self, y: Array, module: Any) -> Array:
@@ -227,7 +261,8 @@ class Int4(Recipe):
 
     group: int | None = 32
     center: Array | None = None
-    codes_dtype = np.uint8
+    code = "nibble"
+    codes_dtype = np.dtype(np.uint8)
     span = 8
     zero = 8
     bits = 4
@@ -278,7 +313,7 @@ class Float8(Recipe):
     format: str = "e4m3fn"
     group: int | None = None
     center: Array | None = None
-    scale_dtype = np.float32
+    scale_dtype = np.dtype(np.float32)
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
@@ -290,11 +325,14 @@ class Float8(Recipe):
             raise ModuleNotFoundError(f"float8 needs ml_dtypes: {install('half')}") from None
 
     @property
+    def code(self) -> str:  # type: ignore[override]
+        """The name of the type of the codes."""
+        return f"float8_{self.format}"
+
+    @property
     def codes_dtype(self) -> Any:
         """Type of the codes."""
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, f"float8_{self.format}"))
+        return _float8(self.format)
 
     @property
     def span(self) -> float:  # type: ignore[override]
@@ -307,6 +345,24 @@ class Float8(Recipe):
         step = module.maximum(exponent - 1, lowest) - mantissa  # ml_dtypes rounds twice, by way of float32
         rounded = module.ldexp(module.rint(module.ldexp(y, -step)), step)
         return module.clip(rounded, -most, most).astype(self.codes_dtype)
+
+
+@cache
+def _float8(format: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, f"float8_{format}"))
+    return dtype
+
+
+@cache
+def _encoder() -> Callable[..., bool] | None:
+    """Return the compiled encoder, None where there is none."""
+    try:
+        backend = load("numba")
+    except (BackendUnavailable, ValueError):
+        return None
+    return backend.encode if "encode" in backend.TASKS else None
 
 
 _FORMATS = {"e4m3fn": (448.0, 3, -6), "e5m2": (57344.0, 2, -14)}  # the largest number, bits of mantissa, least exponent

@@ -35,6 +35,10 @@ class Slots(Rows):
         """Make room for tokens behind those that there are, or raise `CacheFull` and change nothing."""
         raise NotImplementedError
 
+    def _behind(self, T: int) -> Parts | None:
+        """Return views of the next T slots as `append` gets tokens, None where room must be made or they lie apart."""
+        return None
+
     def _at(self, b: Index, slots: Index) -> tuple[Index, Index]:
         """Return the pages and the slots in them that hold these slots of these rows."""
         raise NotImplementedError

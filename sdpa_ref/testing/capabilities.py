@@ -56,6 +56,8 @@ class Capabilities:
         "none", "positive", or "any", which includes 0 and negative numbers.
     softcap, sink, score_mod, alibi, dropout : bool
         The options of `sdpa` by these names.
+    alibi_entries : bool
+        Slopes of ALiBi for each batch entry and head, as FlashAttention has them.
     bias : str
         "none", "same" (an array in the type of the query), or "any" (any float type, and tuples of biases).
     mask : bool
@@ -127,6 +129,7 @@ class Capabilities:
     sink: bool = False
     score_mod: bool = False
     alibi: bool = False
+    alibi_entries: bool = False
     dropout: bool = False
     bias: str = "none"
     mask: bool = False

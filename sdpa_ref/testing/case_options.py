@@ -21,7 +21,7 @@ MASKS: tuple[str, ...] = (
 )  # fmt: skip
 BY_WORD = {re.sub(r"\B(?=[A-Z])", " ", name.removeprefix("Mask")).lower(): rule for name, rule in RULES.items()}
 MASKS += tuple(word for word in BY_WORD if word not in MASKS)  # a new rule comes after those in kept recipes
-BIASES = ("array", "row", "holes", "alibi", *SHAPES[1:])
+BIASES = ("array", "row", "holes", "alibi", *SHAPES[1:], "alibi entries")
 LOUD = "loud"
 """Biases, some of whose rows and entries are the lowest finite number of their type; sinks of some hundreds."""
 
@@ -105,9 +105,9 @@ def _shape(word: str, lead: tuple[int, ...], Hq: int, L: int, S: int) -> tuple[i
 
 
 def biased(rng: np.random.Generator, word: str, lead: tuple[int, ...], Hq: int, L: int, S: int) -> Any:
-    """Return the bias, in a float type that is drawn; ALiBi with slopes that are."""
-    if word == "alibi":
-        return sr.ALiBi(rng.random(Hq))
+    """Return the bias, in a float type that is drawn; ALiBi with slopes that are, a head or an entry and head."""
+    if word.startswith("alibi"):
+        return sr.ALiBi(rng.random((*lead, Hq) if word == "alibi entries" else Hq))
     shape = (1, S) if word == "row" else _shape(word if word in SHAPES else "array", lead, Hq, L, S)
     array = rng.standard_normal(shape).astype(rng.choice(["float16", "float32", "float64"]))
     if word == "holes":

@@ -121,7 +121,7 @@ def case(
     if bias:
         parts = [biased(rng, word, lead, heads[0], L, S) for word in bias]
         options["bias"] = parts[0] if len(parts) == 1 else tuple(parts)
-    if options.get("mask") is not None or "alibi" in bias:
+    if options.get("mask") is not None or any(word.startswith("alibi") for word in bias):
         options["query_offset"] = offset_of(rng, offset, mask, lead, L, S)
     if sink:
         options["sink"] = rng.normal(0, 300 if sink == LOUD else 3, () if sink == "number" else heads[0])

@@ -97,8 +97,8 @@ def _uses(words: Words, law: str) -> Iterator[tuple[str, str]]:
         if words.get(name) not in (None, False, 0.0) or (name == "scale" and words.get(name) is not None):
             yield name, ""
     for word in words.get("bias", ()):
-        yield ("alibi", "") if word == "alibi" else ("bias", word)
-    if any(word != "alibi" for word in words.get("bias", ())):
+        yield (word.replace(" ", "_"), "") if word.startswith("alibi") else ("bias", word)
+    if any(not word.startswith("alibi") for word in words.get("bias", ())):
         yield "bias", ""
     masks = [word.lstrip("&|~") for word in words.get("mask", ())]
     for word in masks:
@@ -126,8 +126,8 @@ def _claimed(claims: Capabilities) -> Iterator[tuple[str, str]]:
         if name != "offsets" or claims.mask or claims.masks:
             yield from ((name, word) for word in getattr(claims, name))
     yield from (("ranks", str(rank)) for rank in claims.ranks)
-    for name in ("softcap", "sink", "score_mod", "alibi", "dropout", "mask", "mask_algebra", "mask_and_bias",
-                 "grouped_heads", "value_width", "empty_axes", "strides"):  # fmt: skip
+    for name in ("softcap", "sink", "score_mod", "alibi", "alibi_entries", "dropout", "mask", "mask_algebra",
+                 "mask_and_bias", "grouped_heads", "value_width", "empty_axes", "strides"):  # fmt: skip
         if getattr(claims, name):
             yield name, ""
     yield from ((name, "") for name in ("scale", "bias") if getattr(claims, name) != "none")

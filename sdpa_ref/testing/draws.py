@@ -165,11 +165,17 @@ def any_mask(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
 
 def any_bias(rng: np.random.Generator, claims: Capabilities) -> tuple[str, ...]:
     """Return a bias that the target takes."""
-    words = [word for word in (*BIASES, LOUD) if (claims.alibi if word == "alibi" else claims.bias != "none")]
+    slopes = {"alibi": claims.alibi, "alibi entries": claims.alibi and claims.alibi_entries}
+    words = [word for word in (*BIASES, LOUD) if slopes.get(word, claims.bias != "none")]
     if claims.bias == "any" and rng.random() < 0.3:
-        return LOUD, str(rng.choice((LOUD, *(word for word in words if word != "alibi"))))
+        return LOUD, str(rng.choice((LOUD, *(word for word in words if word not in slopes))))
     many = 2 if claims.bias == "any" and claims.alibi else 1
     return tuple(str(word) for word in rng.choice(words, int(rng.integers(1, many + 1)), replace=False))
+
+
+def slopes(rng: np.random.Generator, claims: Capabilities) -> str:
+    """Return ALiBi with slopes of heads, or of entries and heads."""
+    return "alibi entries" if claims.alibi_entries and rng.random() < 0.5 else "alibi"
 
 
 def an_offset(rng: np.random.Generator, claims: Capabilities) -> str:

@@ -126,7 +126,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "alibi", "ALiBi subtracts the slope times the distance.", laws.agrees, _need("alibi"),
-        lambda rng, claims: {"bias": ("alibi",), "offset": draws.an_offset(rng, claims)},
+        lambda rng, claims: {"bias": (draws.slopes(rng, claims),), "offset": draws.an_offset(rng, claims)},
     ),
     Property(
         "score_mod", "A function of scores and indices is applied to each score.", laws.agrees, _need("score_mod"),

@@ -71,7 +71,7 @@ class Toy:
 
     def run(self, script=SCRIPT, **environment):
         with self.start(script, **environment) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert err == ""
         return out
@@ -251,7 +251,7 @@ def test_a_file_that_another_program_wrote_is_of_no_use(warm):
 def test_processes_that_compile_at_once(toy):
     processes = [toy.start() for _ in range(2)]
     for process in processes:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert (process.returncode, err) == (0, "")
         assert out.startswith("30 60 70 140 ")
     assert len(toy.files()) == 4

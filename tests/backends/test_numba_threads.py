@@ -99,7 +99,7 @@ def test_a_caller_does_not_wait_for_a_busy_helper():
         time.sleep(0.01)
     other = threading.Thread(target=numbers)
     other.start()
-    other.join(30)
+    other.join(600)
     waits = other.is_alive()
     gate[0] = 1
     held.join()
@@ -138,7 +138,7 @@ def test_eight_python_threads_at_once():
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(60)
+        caller.join(600)
     assert not failures
     assert threading.active_count() <= threads_before + 2
 
@@ -175,7 +175,7 @@ if "{method}" in multiprocessing.get_all_start_methods():
     context = multiprocessing.get_context("{method}")
     for target in (numbers, helper_joins):
         child = context.Process(target=target)
-        child.start(); child.join(40)
+        child.start(); child.join(600)
         assert child.exitcode == 0, child.exitcode
     numbers(); helper_joins()
 """

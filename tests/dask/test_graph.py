@@ -304,5 +304,5 @@ def test_gradients_of_blocks_need_a_backend_that_has_them(monkeypatch):
 
 def test_masked_chunks_are_an_error():
     x = da.ma.masked_greater(zeros(4, 8, chunks=2), 1)
-    with pytest.raises(TypeError, match="chunks that are NumPy arrays"):
+    with pytest.raises(TypeError, match="chunks that are NumPy or CuPy arrays"):
         sdpa(x, x, x)

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import strict_cupy
+import strict_device
 from sdpa_cupy.plan import Launch
 
 import sdpa_ref as sr
@@ -32,7 +33,7 @@ def machine(monkeypatch):
 def launches(monkeypatch):
     """Return the list of launches that were asked for, which do nothing."""
     found = []
-    monkeypatch.setattr(strict_cupy.Kernel, "launch", lambda kernel, *launch: found.append(launch), raising=False)
+    monkeypatch.setattr(strict_device.Kernel, "launch", lambda kernel, *launch: found.append(launch), raising=False)
     return found
 
 
@@ -49,4 +50,4 @@ def by_fibers(monkeypatch):
             emulated.address(array.host)
         emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
 
-    monkeypatch.setattr(strict_cupy.Kernel, "launch", run, raising=False)
+    monkeypatch.setattr(strict_device.Kernel, "launch", run, raising=False)

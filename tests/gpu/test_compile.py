@@ -106,7 +106,7 @@ def test_processes_do_not_disturb_each_other(folder):
         subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(3)
     ]
-    printed = {process.communicate(timeout=300)[0] for process in started}
+    printed = {process.communicate(timeout=600)[0] for process in started}
     assert len(printed) == 1
     assert all(process.returncode == 0 for process in started)
     assert len(list(cache_directory(folder).iterdir())) == 3  # and nothing temporary

@@ -100,9 +100,10 @@ def test_kinds_do_not_mix(machine):
 
 def test_arrays_of_another_device_are_refused(machine):
     cupy = machine()
+    arrays = device.moved(qkv())
     cupy.device.id = 1
     with pytest.raises(NotImplementedError, match=r"arrays lie on device 0 and the current device is 1.*Device"):
-        sr.sdpa(*device.moved(qkv()), backend="cupy")
+        sr.sdpa(*arrays, backend="cupy")
 
 
 def test_device_and_environment_are_asked_for_in_every_call(machine, launches, monkeypatch):

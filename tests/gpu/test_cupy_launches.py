@@ -1,13 +1,17 @@
 """The launcher for a device on the stand-in for CuPy: what it launches, moves and keeps, and the kernels by fibers."""
 
+import gc
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
 import sdpa_cupy
 import strict_cupy
-from sdpa_cupy.plan import PARAMETERS, _kernels, make_plan
+import strict_device
+from sdpa_cupy.plan import PARAMETERS, make_plan
+from sdpa_cupy.variants import kernels_for
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
@@ -37,7 +41,7 @@ def test_a_failed_launch_is_raised_with_what_was_launched(machine, monkeypatch):
     def fail(kernel, *launch):
         raise RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")
 
-    monkeypatch.setattr(strict_cupy.Kernel, "launch", fail, raising=False)
+    monkeypatch.setattr(strict_device.Kernel, "launch", fail, raising=False)
     with pytest.raises(RuntimeError, match="INVALID_VALUE") as raised:
         sr.sdpa(*device.moved(qkv()))
     assert re.search(r"kernel='attend.* on device 0 of compute capability 8.0", raised.value.__notes__[0])
@@ -67,13 +71,28 @@ def test_kernels_are_remembered_by_all_that_they_depend_on_and_never_by_a_length
         planned(L=1, S=400), planned(L=1), planned(dtype=np.float64),
     ]  # fmt: skip
     assert len({tuple(each._replace(grid=()) for each in plan.launches) for plan in every}) == len(every)
-    known = _kernels.cache_info()
+    known = kernels_for.cache_info()
     for n in range(100, 400):  # lengths and numbers of the call
         planned(L=n, S=n, mask=sr.Causal())
         planned(L=n, S=2 * n, scale=1 / n)
         planned(L=1, S=600 + n)
-    assert _kernels.cache_info().misses == known.misses
+    assert kernels_for.cache_info().misses == known.misses
     assert known.maxsize is not None
+
+
+def test_each_device_loads_its_own_kernels(machine, launches):
+    cupy = machine()
+    for number in (0, 1, 0):
+        cupy.device.id = number
+        sr.sdpa(*device.moved(qkv()))  # a kernel of another device would be refused
+    assert len(launches) == 3
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_more_shared_memory_than_every_kernel_has_is_asked_for(machine, launches, arch):
+    machine(arch=arch)
+    sr.sdpa(*device.moved(qkv(L=300, S=300, E=128, Ev=128, dtype=np.float16)))
+    assert launches[-1][-1] > 48 * 1024
 
 
 # ---- graphs
@@ -100,6 +119,29 @@ def test_a_captured_call_moves_loads_and_waits_for_nothing(machine, launches):
     cupy.stream.capturing = False
     sr.sdpa(q, k, v, **options)
     assert launches[-1][5][0]["workspace"] != first  # which the graph owns
+
+
+def test_a_graph_keeps_the_memory_that_it_touches(machine, launches):
+    cupy = machine()
+    cupy.stream.ptr = 77
+
+    def call():
+        q, k, v = device.moved(qkv(L=1, S=4096))
+        out = strict_cupy.asarray(np.zeros((2, 4, 1, 24), np.float32))
+        options = {"mask": sr.KeyLengths([4000, 9]), "sink": 0.25, "out": out}
+        sr.sdpa(q, k, v, **options)
+        cupy.stream.begin_capture()
+        sr.sdpa(q, k, v, **options)
+        sr.sdpa(q, k, v, mask=sr.KeyLengths([4000, 9]))  # whose result is nobody's
+        return cupy.stream.end_capture()
+
+    graph = call()
+    sr.sdpa(*device.moved(qkv(L=1, S=4096)))  # by which the next capture begins anew
+    sys.modules["sdpa_cupy.launch.cuda"]._constant.cache_clear()  # as 256 other calls would
+    gc.collect()
+    before = len(launches)
+    graph.launch()
+    assert len(launches) == before + 4  # two calls, each of whose keys several blocks share
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,30 @@ def test_dropout_counts_rows_from_the_first_in_every_strip():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("by", ["kernels", "arrays"])
+def test_dropout_and_functions_of_scores_count_from_the_first_of_a_block(dtype, by):
+    """Weights of a block beside the same weights of the whole: entries, heads and keys are counted from its first."""
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((3, 4, n, 16)).astype(dtype) for n in (9, 20))
+    value = np.broadcast_to(np.eye(20, dtype=dtype), (3, 4, 20, 20))  # so that the output is the weights
+    odd = {} if by == "kernels" else {"score_mod": lambda s, b, h, i, j: s + 0.1 * b - 0.2 * h + 0.01 * j * i}
+    whole = problem_of(query, key, value, dropout=sr.Dropout(0.5, 7), **odd)
+    at = (slice(1, 3), slice(2, 4), slice(None), slice(None))
+    form = whole.form._replace(batch=(2,), Hq=2, Hkv=2)
+    block = whole._replace(
+        form=form, query=query[at], key=key[at][..., 8:, :], value=value[at][..., 8:, 8:], first_key=8, first_head=2,
+        first_entry=1,
+    )._replace(out=None)  # fmt: skip
+    block = block._replace(form=form._replace(Ev=12))
+    whole = whole._replace(out=None)
+    found, expected = (launch.forward(problem, ALL, 80, Fibers(80)) for problem in (block, whole))
+    scale = np.exp(expected.lse[at[:3]] - found.lse)[..., None]  # weights share what the block has, not the whole
+    for name in ("weights", "output"):
+        of_whole = getattr(expected, name)[at][..., 8:]
+        np.testing.assert_allclose(getattr(found, name), of_whole * scale, rtol=4e-3 if dtype == "float16" else 1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dropout_keeps_the_word_that_is_its_threshold(dtype):
     first = 0x6627E8D5  # of Philox, all of whose counters and keys are 0
     ones = np.ones((1, 1, 16), dtype)
@@ -259,10 +283,11 @@ def test_a_workspace_beyond_32_bits():
     given = case(0, L=2, S=520, E=16, Ev=16, dtype="float16")
     problem, launcher, lse = problem_of(*given.arrays), Fibers(80), np.full((1, 2), np.nan, np.float32)
     plan = make_plan(problem, frozenset({"lse"}), 80)
-    plan.parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
     (workspace,) = sparse(1, 13)
+    parameters = bound(plan, launcher.address, problem, Result(lse=lse), launcher.address(workspace))
+    parameters["Ev"] = 1 << 29  # as far as the workspace goes: 12 GiB of sums that nobody asks for
     for each in plan.launches:
-        launcher.run(each, bound(plan, launcher.address, problem, Result(lse=lse), launcher.address(workspace)))
+        launcher.run(each, parameters)
     assert_close(lse, *given.arrays, what="lse")
 
 

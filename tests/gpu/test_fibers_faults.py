@@ -41,25 +41,27 @@ class Planted(NamedTuple):
 
 MANY = {"L": 40, "S": 140}
 CAUSAL = MANY | {"mask": ("causal",), "offset": "end"}
-HIDDEN = MANY | {"mask": ("key lengths",), "poison": True}
+HIDDEN = MANY | {"mask": ("causal",), "offset": "start", "poison": True}
 DECODE = {"L": 2, "S": 1100, "heads": (4, 2)}
 PLAIN = {"dtype": "float64", "L": 20, "S": 70}
 FAULTS = {
     "fragments of other keys": Planted("products.h", "lane % 8 + lane / 16 * 8", "lane % 16", WRONG),
-    "swapped registers of a fragment": Planted("products.h", "b[0], b[1]);\n                multiply(s",
-                                               "b[0], b[2]);\n                multiply(s", WRONG),
+    "swapped registers of a fragment": Planted("products.h", "(s[rt][n], a[rt], b[0], b[1]",
+                                               "(s[rt][n], a[rt], b[0], b[2]", WRONG),
     "values not transposed": Planted("products.h", "ldmatrix_x4_trans(b, values", "ldmatrix_x4(b, values", WRONG),
     "another order of keys in P than in V": Planted("products.h", "lane % 4 * 2 * pitch", "lane % 4 * pitch", WRONG,
                                                     {"dtype": "float32"}),
     "TF32 without its small part": Planted("products.h", "rest & finite", "rest & 0", WRONG, {"dtype": "float32"}),
+    "sums that stay in the matrix unit": Planted("products.h", "ELEMENT != 2 || !apart", "true", WRONG,
+                                                {"dtype": "float32", "L": 70, "S": 2500}),
     "no barrier before the keys": Planted("attend.cu", "barrier();  // the keys are there", "//", RACE),
     "no barrier before the values": Planted("attend.cu", "barrier();  // the values are there", "//", RACE, MANY),
     "no barrier before the output": Planted("attend.cu", "barrier();  // no thread reads a tile", "//", RACE,
                                            MANY | {"Ev": 64}),
     "no barrier before the table": Planted("rows.h", "table.spans[warp] = span;\n    barrier();",
                                            "table.spans[warp] = span;", RACE),
-    "a barrier for some": Planted("attend.cu", "if (barrier_any(harmful))", "if (harmful && barrier_any(harmful))",
-                                  "deadlock", HIDDEN),
+    "a barrier for some": Planted("attend.cu", "if (barrier_any(harmful))",
+                                  "if (thread_x() != 5 && barrier_any(harmful))", "deadlock", HIDDEN),
     "copies not waited for": Planted("attend.cu", "wait_copies<0>();\n        barrier();",
                                      "wait_copies<1>();\n        barrier();", RACE, MANY),
     "values loaded too early": Planted("attend.cu", "commit_copies();\n    while (j < end) {",
@@ -74,10 +76,11 @@ FAULTS = {
                                    {"numbers": "huge"}),
     "a warp apart": Planted("attend.cu", "top = fmaxf(top, shuffle_xor(top, 1));",
                             "if (thread_x() % 32 < 16) top = fmaxf(top, shuffle_xor(top, 1));", "deadlock|comes to"),
-    "another word of Philox": Planted("scores.h", "j % 4)", "(j + 1) % 4)", WRONG, {"dropout": 0.5}),
+    "another word of Philox": Planted("attend.cu", "odd ? words.third : words.first, odd", "words.first, odd", WRONG,
+                                      {"dropout": 0.5}),
     "a head of another group": Planted("rows.h", "task.head / (int)p.group", "task.head % (int)p.Hkv", WRONG,
                                        {"heads": (6, 2), "L": 70}),
-    "no zeroes beside narrow rows": Planted("tiles.h", "source && first < width", "source", f"{WRONG}|outside",
+    "no zeroes beside narrow rows": Planted("tiles.h", "first && skipped < width", "first", f"{WRONG}|outside",
                                             {"E": 8, "Ev": 8}),
     "no padding of rows": Planted("tiles.h", "sizeof(Element) + 16; }", "sizeof(Element); }", "bank conflicts",
                                   {"E": 64, "Ev": 64}),

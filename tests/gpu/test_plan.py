@@ -15,7 +15,8 @@ pytest.importorskip("ml_dtypes", reason="the plans of bfloat16 problems need ml_
 import ml_dtypes
 from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
-from sdpa_cupy.plan import PARAMETERS, VIEWS, bound, fused, make_plan
+from sdpa_cupy.parameters import NUMBERS, PARAMETERS, VIEWS, bound
+from sdpa_cupy.plan import fused, make_plan
 
 import sdpa_ref as sr
 from sdpa_ref.backend import Result
@@ -36,6 +37,11 @@ def problem(batch=(2,), heads=(6, 2), L=5, S=7, E=64, Ev=None, dtype="float16", 
 
 def define(plan, name):
     return dict(plan.launches[0].defines)[name]
+
+
+def numbers(plan):
+    """Return the parameter block of a plan without its arrays."""
+    return np.frombuffer(bytes(PARAMETERS.itemsize - NUMBERS.size) + plan.numbers, PARAMETERS)[0]
 
 
 def address(array):
@@ -82,7 +88,7 @@ def test_blocks_cover_all_rows_heads_and_chunks():
     rows = 16 * dict(many.defines)["ROW_TILES"] * dict(many.defines)["WARPS"]
     assert many.grid == (2 * 3 * 6 * math.ceil(300 / rows), 1, 1)
     few = make_plan(problem(batch=(2, 3), heads=(6, 2), L=5, S=2000), OUTPUT, 80)
-    assert few.launches[0].grid == (2 * 3 * 2 * int(few.parameters["chunks"][0]), 1, 1)  # 15 rows of a group in a tile
+    assert few.launches[0].grid == (2 * 3 * 2 * int(numbers(few)["chunks"]), 1, 1)  # 15 rows of a group in a tile
 
 
 def test_long_keys_of_few_rows_are_split_and_merged_by_their_number_alone():
@@ -90,9 +96,9 @@ def test_long_keys_of_few_rows_are_split_and_merged_by_their_number_alone():
         make_plan(problem(batch=batch, heads=heads, L=L, S=5000), OUTPUT, 90)
         for batch, heads, L in (((), (1, 1), 1), ((7,), (1, 1), 1), ((2,), (8, 1), 1), ((), (8, 8), 64))
     ]
-    assert len({int(plan.parameters["chunk"][0]) for plan in plans}) == 1
+    assert len({int(numbers(plan)["chunk"]) for plan in plans}) == 1
     assert len({define(plan, "KEYS") for plan in plans}) == 1
-    chunk, chunks = (int(plans[0].parameters[name][0]) for name in ("chunk", "chunks"))
+    chunk, chunks = (int(numbers(plans[0])[name]) for name in ("chunk", "chunks"))
     assert (chunks - 1) * chunk < 5000 <= chunks * chunk
     assert chunks > 1
     for plan, rows in zip(plans, (1, 7, 16, 512), strict=True):
@@ -104,7 +110,7 @@ def test_long_keys_of_few_rows_are_split_and_merged_by_their_number_alone():
 
 @pytest.mark.parametrize("S", [513, 16_385, 20_000, 2**20 + 1])
 def test_chunks_are_whole_tiles_of_keys(S):
-    p = make_plan(problem(L=1, S=S), OUTPUT, 90).parameters[0]
+    p = numbers(make_plan(problem(L=1, S=S), OUTPUT, 90))
     assert p["chunk"] % 64 == 0
     assert (p["chunks"] - 1) * p["chunk"] < S <= p["chunks"] * p["chunk"]
     assert p["chunks"] <= 64

@@ -74,8 +74,8 @@ GOOD = {
         "st.global.u32 [%out], %x;", lambda n: 1),
     "sums in global memory": ("sub.s64 %d1, %out, %d0; red.global.add.u32 [%d1], %me;",
                               lambda n: 2016 if n == 0 else 0),
-    "no key reached": ("mov.u32 %x, 0; cp.async.cg.shared.global [%here], [%in+4096], 16, %x; cp.async.wait_all;"
-                       + READ.format("%here"), lambda n: 0),
+    "nothing of a row": ("mov.u32 %x, 0; cp.async.cg.shared.global [%here], [%in], 16, %x; cp.async.wait_all;"
+                         + READ.format("%here"), lambda n: 0),
     "a part of a row, and zeros": ("mov.u32 %x, 4; cp.async.cg.shared.global [%here], [%in], 16, %x;"
                                    "cp.async.wait_all; ld.shared.v2.u32 {%x, %r1}, [%here]; sub.u32 %x, %x, %r1;"
                                    "st.global.u32 [%out], %x;", lambda n: 4 * n),
@@ -106,6 +106,8 @@ BAD = {
     "misaligned in shared memory": ("ld.shared.u32 %x, [%here+2];", "access of 4 bytes is misaligned"),
     "outside of shared memory": ("st.shared.u32 [%here+1040], %me;", "thread 63: access of 4 bytes outside"),
     "outside of a thread's memory": ("ld.local.u32 %x, [own+64];", "access of 4 bytes outside"),
+    "nothing from nowhere": ("mov.u32 %x, 0; mov.u64 %d1, 0; cp.async.cg.shared.global [%here], [%d1], 16, %x;",
+                             "outside of the arrays, at address 0x0"),
     "a copy from nowhere": ("cp.async.cg.shared.global [%here], [%in+4096], 16;", "global read of 16 bytes outside"),
     "a copy of more than its size": ("cp.async.cg.shared.global [%here], [%in], 16, 17;", "takes 17 from its source"),
     "half a warp at a barrier": ("setp.lt.u32 %p1, %me, 16; @%p1 bar.sync 0;", "others have ended"),

@@ -224,7 +224,7 @@ def test_child_of_a_process_that_has_computed(backend):
     queue = context.SimpleQueue()
     child = context.Process(target=_in_child, args=(backend, queue))
     child.start()
-    child.join(60)
+    child.join(600)
     hung = child.is_alive()
     child.kill()
     assert not hung

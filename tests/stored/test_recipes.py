@@ -14,13 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from sdpa_ref import Float8, Int4, Int8, Quantized, sdpa_stages
+from sdpa_ref import Float8, Int4, Int8, KVCache, Quantized, sdpa_stages
+from sdpa_ref.stored import recipes
 
 KEYS = load_file(Path(__file__).with_name("data") / "smollm2.safetensors")
 RNG = np.random.default_rng(0)
 RECIPES = [Int8(), Int8(4), Int4(8), Int4(None), Float8(), Float8("e5m2", 8), Float8(group=2)]
 SPANS = {Int8: 127, Int4: -8, Float8: 448}
 each = pytest.mark.parametrize("recipe", RECIPES, ids=str)
+
+
+@pytest.fixture(params=["numba", "NumPy"], scope="module", autouse=True)
+def encoder(request):
+    """Encode with the compiled kernels and without them."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipes, "_encoder", lambda: None)
+        yield
 
 
 def span(recipe):
@@ -135,6 +148,45 @@ def test_the_largest_number_is_a_code_and_zeros_are_exact(recipe):
     codes = groups(recipe, Quantized(coded.codes, 1.0, bits=coded.bits, zero=coded.zero).dense())
     peaks = abs(np.take_along_axis(codes, largest, -1))[..., 0]
     assert set(peaks[abs(groups(recipe, x)).max(-1) > 0]) == {abs(span(recipe))}
+
+
+@each
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ">f4"]), min_size=2, max_size=2),
+    st.sampled_from(KINDS),
+    st.sampled_from([16, 24, 40, 136]),
+    st.booleans(),
+)
+def test_keys_and_values_of_a_cache_have_the_bits_of_each_alone(recipe, seed, dtypes, kind, width, centered):
+    """In both layouts, close or strided, in slots that lie apart."""
+    if centered:
+        recipe = type(recipe)(**recipe.__getstate__() | {"center": np.linspace(-1, 1, 3 * width).reshape(3, width)})
+    parts = [hard_numbers(seed + i, np.float64, kind, width).astype(dtype) for i, dtype in enumerate(dtypes)]
+    for layout in ("HLE", "LHE"):
+        cache = KVCache(2, 3, width, store=recipe, layout=layout)
+        for t in range(2):  # hard_numbers is (rows, heads, width), one token
+            axis = -2 if layout == "HLE" else 1
+            tokens = [np.expand_dims(np.repeat(part, 2, -1)[..., ::2] if t else part, axis) for part in parts]
+            cache.append(*tokens)
+            for token, stored in zip(tokens, (cache.key, cache.value), strict=True):
+                alone = recipe.encode(np.ascontiguousarray(token), layout)
+                some = (..., slice(t, t + 1), slice(None)) if layout == "HLE" else (slice(None), slice(t, t + 1))
+                assert stored.codes[some].tobytes() == alone.codes.tobytes()
+                assert stored.scale[some].tobytes() == alone.scale.tobytes()
+
+
+@each
+def test_an_encoder_without_a_compiler_has_the_same_bits(recipe, monkeypatch):
+    for kind in KINDS:
+        for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
+            x = np.concatenate([hard_numbers(seed, dtype, kind, 80) for seed in range(40)])  # more than one task
+            coded = recipe.encode(x)
+            with monkeypatch.context() as patch:
+                patch.setattr(recipes, "_encoder", lambda: None)
+                plain = recipe.encode(x)
+            assert coded.codes.tobytes() == plain.codes.tobytes(), kind
+            assert coded.scale.tobytes() == plain.scale.tobytes(), kind
 
 
 def test_int4_takes_the_sign_of_the_first_of_equal_magnitudes():

@@ -7,32 +7,30 @@ implicit conversion to NumPy, `flags.aligned`. What it launches, `launch` runs.
 import pickle
 import weakref
 from functools import partial
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import strict_device
+from strict_device import RawModule, Stream, current
 
 FUNCTIONS = (
-    "abs arange broadcast_to clip empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and logical_or "
-    "maximum minimum ones rint stack tanh where zeros"
+    "abs arange broadcast_to clip concatenate empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and "
+    "logical_or maximum minimum ones ones_like rint stack swapaxes tanh where zeros zeros_like"
 ).split()
 METHODS = "all any argmax astype copy max min repeat reshape sum swapaxes view".split()
-live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
+live = strict_device.live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
 
 
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, host):
         self.host = host
+        self.device = SimpleNamespace(id=current[0].id)
         live[id(self)] = self
+        for name in ("shape", "dtype", "ndim", "size", "itemsize", "strides", "nbytes"):  # which cost next to nothing
+            setattr(self, name, getattr(host, name))
+        self.data = SimpleNamespace(ptr=host.ctypes.data)
 
-    shape, dtype, ndim, size, itemsize, strides = (
-        property(lambda self, name=name: getattr(self.host, name))
-        for name in ("shape", "dtype", "ndim", "size", "itemsize", "strides")
-    )
-    nbytes = property(lambda self: self.host.nbytes)
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
-    data = property(lambda self: SimpleNamespace(ptr=self.host.ctypes.data))
-    device = SimpleNamespace(id=0)
     T = property(lambda self: ndarray(self.host.T))
 
     def __array__(self, *args, **kwargs):
@@ -107,36 +105,6 @@ def asarray(value, dtype=None):
     return ndarray(np.array(value, dtype))
 
 
-class Stream:
-    ptr = 0
-    capturing = False
-
-    def is_capturing(self):
-        return self.capturing
-
-
-class RawModule:
-    """Loads what `encoded` returns, instead of machine code."""
-
-    def __init__(self, path):
-        self.source, self.defines = pickle.loads(Path(path).read_bytes())
-
-    def get_function(self, name):
-        return Kernel(self, name)
-
-
-class Kernel:
-    max_dynamic_shared_size_bytes = 48 * 1024
-
-    def __init__(self, module, name):
-        self.module, self.name = module, name
-
-    def __call__(self, grid, block, args, *, shared_mem=0):
-        assert shared_mem <= self.max_dynamic_shared_size_bytes
-        (parameters,) = args
-        self.launch(self.name, self.module.source, self.module.defines, grid, block, parameters, shared_mem)
-
-
 def encoded(source, defines, arch):
     """Return in the place of machine code what it would be made of."""
     return pickle.dumps((source, defines))
@@ -160,7 +128,7 @@ def module(arch=80, driver=13000, toolkit=13000, available=True):
     cupy.cuda = SimpleNamespace(
         runtime=runtime, is_available=lambda: available, Device=lambda: device, get_current_stream=lambda: stream
     )
-    cupy.stream, cupy.device = stream, device
+    cupy.stream, cupy.device = strict_device.streams[0], current[0] = stream, device
     return cupy
 
 

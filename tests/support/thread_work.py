@@ -132,7 +132,7 @@ def python(script, before="", **environment):
         env={name: text for name, text in variables.items() if text is not None},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
     assert done.stderr == ""

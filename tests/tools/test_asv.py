@@ -57,7 +57,7 @@ def test_asv_accepts_the_suite(tmp_path):
     def asv(*arguments):
         command = [sys.executable, "-m", "asv", *arguments]
         environment = {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -188,7 +188,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def opened(address, folder, *options):
     """Return a page as the browser has it when its scripts are done, and what they complained of."""
     command = [BROWSER, *CHROMIUM, f"--user-data-dir={folder}", *options, "--dump-dom", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
@@ -221,3 +221,23 @@ def test_a_plot_is_drawn(site, tmp_path):
     with image.open(picture) as drawn:
         pixels = np.asarray(drawn.convert("RGB"), dtype=int)[150:, 300:]
     assert np.count_nonzero(np.ptp(pixels, axis=2) > 80) > 100  # lines in colours, right of the menu
+
+
+@pytest.mark.parametrize("threads", [2, 8, 192])
+def test_the_model_of_many_threads_does_all_the_work(monkeypatch, threads):
+    pytest.importorskip("numba")
+    monkeypatch.syspath_prepend(str(BENCHES))
+    model = importlib.import_module("spread")
+    for name, case in model.CASES.items():
+        tasks, used = model.tasks_of(case, threads)
+        busy, rate = model.spread(tasks, used)
+        assert 0 < busy <= 1 + 1e-9, name
+        assert rate > 0
+        if threads == 8:
+            assert busy > 0.85, name
+        rows = [task for task in tasks if task.packs is None]
+        pairs = case.B * case.Hq * case.L * case.S  # of which a causal mask leaves about a half
+        seen = 1 if case.right else 0.5 * (1 if case.left > case.S else 2 * case.left / case.S)
+        moved = 2 * case.E * case.B * (case.Hkv * case.S if case.L == 1 else case.Hq * case.L)
+        wanted = pairs * seen * (2 * case.E + model.OVERHEAD) + moved * model.MOVE
+        assert sum(task.work for task in rows) == pytest.approx(wanted, rel=0.2), name

@@ -218,7 +218,7 @@ def test_the_page_in_a_browser(written, tmp_path):
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1600",
         f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}", written.as_uri(),
     ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     with image.open(shot) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 50, "text, frames and pictures have many colours"
@@ -241,7 +241,7 @@ def pytested(directory, *arguments):
         "-rA",
         *arguments,
     ]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 

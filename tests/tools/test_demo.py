@@ -170,7 +170,7 @@ assert main(["mask", "Causal()", "-L", "3"]) == 0
 assert main(["info"]) == 0
 assert main(["demo", "--out", "out"]) == 1
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("sdpa-ref demo: error: the demo needs rich and matplotlib")
     assert done.stderr.endswith('pip install "sdpa-ref[demo]" (in a checkout: pip install -e ".[demo]")\n')

@@ -119,8 +119,8 @@ def test_wheel_is_small(wheel):
     """It was 1.4 MB with golden vectors, museum and emulators; what grows it shall be what users call."""
     apart = ("sdpa_ref/testing/", "sdpa_numba/")
     core = sum(entry.compress_size for entry in wheel.infolist() if not entry.filename.startswith(apart))
-    assert core < 220_000
-    assert Path(wheel.filename).stat().st_size < 420_000
+    assert core < 235_000
+    assert Path(wheel.filename).stat().st_size < 450_000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 //
 // Specialised by ELEMENT (0 half, 1 bfloat, 2 float), WIDTH and VALUE_WIDTH (E and Ev in whole steps of 16), KEYS (of a
 // tile), WARPS, ROW_TILES (of 16 rows, a warp), GENERAL (whether scores need more than their scale), VECTOR (whether
-// rows are read 16 bytes at a time), STORED (0 or 1, see stored.h), TURING.
+// rows are read 16 bytes at a time), STORED (0 or 1, see stored.h), TURING, and the options of scores.h.
 constexpr int ROWS = 16 * ROW_TILES * WARPS;
 
 #include "products.h"
@@ -54,6 +54,28 @@ template <class F> DEVICE void for_each_score(const Row* rows, int j, F f) {
     }
 }
 
+// Makes weights 0 that dropout drops. Two lanes share the words of four keys: each calls for those of one of two tiles,
+// and they change what belongs to the other.
+DEVICE void drop(const Parameters& p, float (&s)[ROW_TILES][KEYS / 8][4], u32 b, const Row* rows, int j) {
+    int lane = thread_x() % 32;
+    int odd = lane % 2;
+    UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+        UNROLL for (int half = 0; half < 2; half++) {
+            const Row& row = rows[rt * 16 + half * 8 + lane / 4];
+            UNROLL for (int n = 0; n < KEYS / 8; n += 2) {
+                Words words = words_of(p, b, row, (u32)(j + (n + odd) * 8) / 4 + lane % 4 / 2);
+                u32 own[2] = {odd ? words.third : words.first, odd ? words.fourth : words.second};
+                u32 other[2] = {shuffle_xor(odd ? words.first : words.third, 1),
+                                shuffle_xor(odd ? words.second : words.fourth, 1)};
+                UNROLL for (int x = 0; x < 2; x++) {
+                    if ((odd ? other[x] : own[x]) < (u32)p.threshold) s[rt][n][2 * half + x] = 0;
+                    if ((odd ? own[x] : other[x]) < (u32)p.threshold) s[rt][n + 1][2 * half + x] = 0;
+                }
+            }
+        }
+    }
+}
+
 // Writes the tile of outputs, 16 bytes at a time where they lie so.
 DEVICE void store_tile(const Parameters& p, const Table& table, const char* tile) {
     constexpr int CHUNKS = VALUE_WIDTH / PER_CHUNK;
@@ -98,6 +120,7 @@ KERNEL(attend, 32 * WARPS) {
     };
     load_tile<ROWS, WIDTH>(queries, query_row, p.query.column, (int)p.E);
 
+    const Change change = change_of(p);
     float scale = (float)(p.scale * LOG2_E);
     float o[ROW_TILES][VALUE_WIDTH / 8][4], m[ROW_TILES][2], z[ROW_TILES][2];
     fill(o, 0);
@@ -124,7 +147,7 @@ KERNEL(attend, 32 * WARPS) {
         if (seen) {
             if (GENERAL) {
                 for_each_score(own, j, [&](int rt, int n, int x, const Row& row, int key) {
-                    s[rt][n][x] = adjusted(p, row, key, s[rt][n][x]);
+                    s[rt][n][x] = adjusted(p, change, row, key, s[rt][n][x]);
                 });
             } else if (!complete(warp, j, j + KEYS)) {
                 for_each_score(own, j, [&](int rt, int n, int x, const Row& row, int key) {
@@ -133,11 +156,7 @@ KERNEL(attend, 32 * WARPS) {
                 });
             }
             soften(s, o, m, z, scale);
-            if (GENERAL && p.threshold) {
-                for_each_score(own, j, [&](int rt, int n, int x, const Row& row, int key) {
-                    if (!keeps_weight(p, task.b, row, key)) s[rt][n][x] = 0;
-                });
-            }
+            if (DROPOUT) drop(p, s, task.b, own, j);
             mix(o, s, values);
         }
         j = next;

@@ -106,10 +106,6 @@ DEVICE void mma_1688(float (&d)[4], u32 a0, u32 a1, u32 b, half) {
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a0), "r"(a1), "r"(b));
 }
-DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-    Chunk nothing = {};
-    *(Chunk*)shared = valid ? *(const Chunk*)global : nothing;
-}
 DEVICE void commit_copies() {}
 template <int N> DEVICE void wait_copies() {}
 
@@ -140,11 +136,9 @@ DEVICE u32 to_tf32(float x) {  // rounded to 11 significant bits
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
     return y;
 }
-// Copies 16 bytes, or zeroes 16 where not valid; done for this thread after wait_copies, for the block after a barrier.
-DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
+// Copies 16 bytes; done for this thread after wait_copies, for the block after a barrier.
+DEVICE void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void wait_copies() {  // until at most N groups are under way

@@ -38,6 +38,7 @@ DEVICE void narrow(float& y, Number x) { y = (float)x; }
 DEVICE void narrow(double& y, Number x) { y = x; }
 
 template <class T> DEVICE Number load(const char* at) { return widen(*(const T*)at); }
+// Types: 0 half, 1 bfloat, 2 float, 3 double.
 DEVICE Number load_any(const char* at, i64 type) {
     return type == 0 ? load<half>(at) : type == 1 ? load<bfloat>(at) : type == 2 ? load<float>(at) : load<double>(at);
 }

@@ -31,14 +31,14 @@ struct Parameters {
     View dense, bias;                    // bool and float (*batch, Hq, L, S)
     View slopes, sink;                   // float64 (*batch, Hq) and (Hq,)
     char* workspace;                     // states of chunks of keys, see states.h
+    i64 out_chunks;                      // whether rows of `out` can be written 16 bytes at a time
     i64 sizes[AXES], axes;               // of the batch
-    i64 B, Hq, Hkv, L, S, E, Ev, group, first_row;
+    i64 B, Hq, Hkv, L, S, E, Ev, group;
+    i64 first_row, first_key, first_head, first_entry;  // of the caller's problem, as dropout counts
     i64 fold;                              // heads whose rows share tiles: 1 or the group
     i64 tiles, chunks, chunk;              // tiles of the rows of such heads, chunks of keys, keys of a chunk
-    i64 bias_type;                         // 0 half, 1 bfloat, 2 float, 3 double
-    i64 out_chunks;                        // whether rows of `out` can be written 16 bytes at a time
-    i64 threshold, seed_low, seed_high;    // of dropout; threshold 0 without
-    double scale, softcap, dropout_factor;  // softcap 0 without, dropout_factor 1 without
+    i64 threshold, seed_low, seed_high;    // of dropout
+    double scale, softcap, dropout_factor;  // dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
     Storage key_storage, value_storage;    // where they are not dense
 };

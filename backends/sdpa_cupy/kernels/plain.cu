@@ -1,7 +1,7 @@
 // plain.cu: output and lse of 16 query rows without matrix units: for what attend.cu leaves, by type, device or width.
 //
 // A warp has 4 rows. For the scores a lane is a key, for the output it is a column of V. Specialised by ELEMENT and
-// VALUE_WIDTH (Ev in whole steps of 64) and STORED; E is anything, as keys and values pass 64 columns at a time.
+// VALUE_WIDTH (Ev in whole steps of 64), STORED and the options of scores.h; E is anything, as keys and values pass 64 columns at a time.
 constexpr int WARPS = 4, ROWS = 16, KEYS = 32, COLUMNS = 64, PITCH = COLUMNS + 1;
 
 #include "results.h"
@@ -18,6 +18,20 @@ template <class F> DEVICE bool load_columns(Number* tile, F number_of, int rows,
         found |= bad;
     }
     return found;
+}
+
+// Returns for which of the warp's four rows, a bit each, dropout keeps key j of this lane. Of the four keys that share
+// words four lanes take a row each, and give the others their word.
+DEVICE u32 kept_of_rows(const Parameters& p, u32 b, const Row* rows, int j) {
+    static_assert(WARP_ROWS == 4, "a lane takes row number lane % 4");
+    int lane = thread_x() % 32;
+    Words words = words_of(p, b, rows[lane % 4], (u32)j / 4);
+    u32 kept = 0;
+    UNROLL for (int mask = 0; mask < 4; mask++) {
+        int other = (lane ^ mask) % 4;
+        kept |= (u32)(shuffle_xor(word(words, other), mask) >= (u32)p.threshold) << other;
+    }
+    return kept;
 }
 
 KERNEL(attend_plainly, 32 * WARPS) {
@@ -44,6 +58,7 @@ KERNEL(attend_plainly, 32 * WARPS) {
         z[r] = 0;
         UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) o[r][c] = 0;
     }
+    const Change change = change_of(p);
     bool harmful = false;
 
     ROLLED for (int j = skip(block, task.first); j < end_of_walk(block, task); j = skip(block, j + KEYS)) {
@@ -59,8 +74,9 @@ KERNEL(attend_plainly, 32 * WARPS) {
             }
         }
         barrier();
+        u32 kept = DROPOUT ? kept_of_rows(p, task.b, own, j + lane) : ~0u;
         UNROLL for (int r = 0; r < WARP_ROWS; r++) {
-            s[r] = adjusted(p, own[r], j + lane, s[r]);
+            s[r] = adjusted(p, change, own[r], j + lane, s[r]);
             Number top = s[r];
             UNROLL for (int mask = 1; mask < 32; mask *= 2) top = maximum(top, shuffle_xor(top, mask));
             top = maximum(top, m[r]);
@@ -69,8 +85,7 @@ KERNEL(attend_plainly, 32 * WARPS) {
             m[r] = top;
             z[r] = multiply_add(z[r], shrink, weight);  // of this lane's keys
             UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) o[r][c] *= shrink;
-            bool kept = !p.threshold || keeps_weight(p, task.b, own[r], j + lane);
-            own_weights[r * KEYS + lane] = kept ? weight : 0;
+            own_weights[r * KEYS + lane] = kept >> r & 1 ? weight : 0;
         }
         UNROLL for (int first = 0; first < VALUE_WIDTH; first += COLUMNS) {
             auto number_of = [&](int r, int c) { return value_number(p, task.value, j + r, first + c); };

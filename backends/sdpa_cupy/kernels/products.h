@@ -39,11 +39,20 @@ DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_168
 
 #endif
 
+// d += a b, for float by a sum of its own. Matrix units cut sums off where float32 rounds them, always towards zero; over
+// many terms that would add up. A sum of one step is added to d by float32's own addition.
+template <bool apart> DEVICE void add_product(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if (ELEMENT != 2 || !apart) return multiply(d, a, b0, b1);
+    float sum[4] = {};
+    multiply(sum, a, b0, b1);
+    UNROLL for (int x = 0; x < 4; x++) d[x] += sum[x];
+}
+
 template <int M, int N> DEVICE void fill(float (&tile)[M][N][4], float number) {
     UNROLL for (int x = 0; x < M * N * 4; x++) tile[x / 4 / N][x / 4 % N][x % 4] = number;
 }
 
-// s = Q K^T for the warp's rows of a tile of queries and all rows of a tile of keys.
+// s = Q K^T for the warp's rows of a tile of queries and all rows of a tile of keys. Sums of few terms stay in d.
 DEVICE void score(float (&s)[ROW_TILES][KEYS / 8][4], const char* queries, const char* keys) {
     int lane = thread_x() % 32;
     fill(s, 0);
@@ -56,30 +65,32 @@ DEVICE void score(float (&s)[ROW_TILES][KEYS / 8][4], const char* queries, const
             u32 b[4];  // 16 keys
             ldmatrix_x4(b, keys + n * 8 * pitch(WIDTH) + step);
             UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
-                multiply(s[rt][n], a[rt], b[0], b[1]);
-                multiply(s[rt][n + 1], a[rt], b[2], b[3]);
+                add_product<(WIDTH > 64)>(s[rt][n], a[rt], b[0], b[1]);
+                add_product<(WIDTH > 64)>(s[rt][n + 1], a[rt], b[2], b[3]);
             }
         }
     }
 }
 
-// o += P V, the weights P where `score` left scores, rounded to the type of V.
-DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], const float (&p)[ROW_TILES][KEYS / 8][4],
+// o += P V, the weights P where `score` left scores, rounded to the type of V; P is used up.
+DEVICE void mix(float (&o)[ROW_TILES][VALUE_WIDTH / 8][4], float (&p)[ROW_TILES][KEYS / 8][4],
                 const char* values) {
     int lane = thread_x() % 32;
 #if ELEMENT == 2
     // Of the 8 keys of a step this lane's P has 2 t and 2 t + 1, where the fragment has t and t + 4. The rows of V
-    // are taken in the same order.
+    // are taken in the same order. P moves up for each step: in a loop that is not unrolled, few sums are under way.
     values += lane % 4 * 2 * pitch(VALUE_WIDTH) + lane / 4 * 4;
-    UNROLL for (int k = 0; k < KEYS / 8; k++) {
+    ROLLED for (int k = 0; k < KEYS / 8; k++, values += 8 * pitch(VALUE_WIDTH)) {
         u32 a[ROW_TILES][4];
         UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
-            UNROLL for (int x = 0; x < 4; x++) a[rt][x] = bits_of(p[rt][k][x % 2 * 2 + x / 2]);
+            UNROLL for (int x = 0; x < 4; x++) a[rt][x] = bits_of(p[rt][0][x % 2 * 2 + x / 2]);
+            UNROLL for (int x = 4; x < KEYS / 2; x++) p[rt][x / 4 - 1][x % 4] = p[rt][x / 4][x % 4];
         }
         UNROLL for (int n = 0; n < VALUE_WIDTH / 8; n++) {
-            const char* at = values + k * 8 * pitch(VALUE_WIDTH) + n * 32;
-            u32 b0 = *(const u32*)at, b1 = *(const u32*)(at + pitch(VALUE_WIDTH));
-            UNROLL for (int rt = 0; rt < ROW_TILES; rt++) multiply(o[rt][n], a[rt], b0, b1);
+            u32 b0 = *(const u32*)(values + n * 32), b1 = *(const u32*)(values + n * 32 + pitch(VALUE_WIDTH));
+            UNROLL for (int rt = 0; rt < ROW_TILES; rt++) {
+                add_product<true>(o[rt][n], a[rt], b0, b1);
+            }
         }
     }
 #else

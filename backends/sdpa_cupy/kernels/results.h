@@ -34,6 +34,7 @@ DEVICE bool kept_whole(const Parameters& p, const Span& block, int j) {
 // whole, for the rows that do keep them, number by number. It is rare, and need not be fast.
 DEVICE void repair(const Parameters& p, const Table& table) {
     const Task& task = table.task;
+    const Change change = change_of(p);
     ROLLED for (int j = task.first; j < end_of_walk(table.span, task); j++) {
         if (kept_whole(p, table.span, j - j % KEYS)) continue;
         ROLLED for (int d = thread_x(); d < (int)p.Ev; d += THREADS) {
@@ -44,8 +45,8 @@ DEVICE void repair(const Parameters& p, const Table& table) {
                 if (!row.real || row.m == -infinity() || !keeps(p, row, j)) continue;
                 const char* query = task.query + row.h * p.query.head + row.i * p.query.row;
                 Number s = dot(p, query, task.key, j);
-                Number weight = power_of_2((adjusted(p, row, j, s) - row.m) * (Number)LOG2_E);
-                if (p.threshold && !keeps_weight(p, task.b, row, j)) weight = 0;
+                Number weight = power_of_2((adjusted(p, change, row, j, s) - row.m) * (Number)LOG2_E);
+                if (!keeps_weight(p, task.b, row, j)) weight = 0;
                 if (p.chunks > 1) {
                     Number& sum = state(p, task.b, row.h, row.i, task.chunk)[2 + d];
                     sum = multiply_add(weight, v, sum);

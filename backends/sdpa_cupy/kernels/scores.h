@@ -1,25 +1,36 @@
-// scores.h: what happens to one score between the two products.
+// scores.h: what happens to one score between the two products. Specialised by SOFTCAP and DROPOUT (0 or 1) and BIAS (the
+// type of a bias array as load_any has it, -1 where there is none), so that no score asks for them.
 #pragma once
 #include "philox.h"
 #include "rows.h"
 
+struct Change {  // of a score, in the type of its sums
+    Number scale, cap, shrink;
+};
+DEVICE Change change_of(const Parameters& p) {
+    return {(Number)p.scale, (Number)p.softcap, SOFTCAP ? (Number)(1 / p.softcap) : 0};
+}
+
 DEVICE bool inside(const Row& row, int j) { return j < row.prefix || (row.start <= j && j < row.stop); }
+
+DEVICE Number bias_at(const Parameters& p, const Row& row, int j) {
+    return BIAS < 0 ? 0 : load_any(row.bias + j * p.bias.column, BIAS);
+}
 
 // Returns whether the row keeps the key.
 DEVICE bool keeps(const Parameters& p, const Row& row, int j) {
-    return inside(row, j) && (!row.dense || row.dense[j * p.dense.column]) &&
-           (!row.bias || load_any(row.bias + j * p.bias.column, p.bias_type) != -infinity());
+    return inside(row, j) && (!row.dense || row.dense[j * p.dense.column]) && bias_at(p, row, j) != -infinity();
 }
 
 // Returns scale * s after softcap, bias and ALiBi, or -inf where the row drops the key.
-DEVICE Number adjusted(const Parameters& p, const Row& row, int j, Number s) {
+DEVICE Number adjusted(const Parameters& p, const Change& change, const Row& row, int j, Number s) {
     if (!inside(row, j) || (row.dense && !row.dense[j * p.dense.column])) return -infinity();
-    Number bias = row.bias ? load_any(row.bias + j * p.bias.column, p.bias_type) : 0;
+    Number bias = bias_at(p, row, j);
     if (bias == -infinity()) return -infinity();
-    s *= (Number)p.scale;
-    if (p.softcap) {
-        Number x = s * (Number)(1 / p.softcap), small = sizeof(Number) == 4 ? 1e-8 : 1e-17;
-        s = x * x < small ? s : (Number)p.softcap * hyperbolic_tangent(x);  // tanh x = x there, even if x is subnormal
+    s *= change.scale;
+    if (SOFTCAP) {
+        Number x = s * change.shrink, small = sizeof(Number) == 4 ? 1e-8 : 1e-17;
+        s = x * x < small ? s : change.cap * hyperbolic_tangent(x);  // tanh x = x there, even if x is subnormal
     }
     s += bias;
     if (p.slopes.data) {
@@ -29,10 +40,13 @@ DEVICE Number adjusted(const Parameters& p, const Row& row, int j, Number s) {
     return s;
 }
 
-// Returns whether dropout keeps the weight.
+// Returns the random words of four keys, j / 4 of which is `quad`; dropout keeps those of the threshold and more.
+DEVICE Words words_of(const Parameters& p, u32 b, const Row& row, u32 quad) {
+    u32 i = (u32)(p.first_row + row.i), h = (u32)(p.first_head + row.h), entry = b + (u32)p.first_entry;
+    return philox((u32)(p.first_key / 4) + quad, i, h, entry, (u32)p.seed_low, (u32)p.seed_high);
+}
 DEVICE bool keeps_weight(const Parameters& p, u32 b, const Row& row, int j) {
-    u32 i = (u32)(p.first_row + row.i), low = (u32)p.seed_low, high = (u32)p.seed_high;
-    return philox((u32)j / 4, i, (u32)row.h, b, low, high, j % 4) >= (u32)p.threshold;
+    return !DROPOUT || word(words_of(p, b, row, (u32)j / 4), j % 4) >= (u32)p.threshold;
 }
 
 // Returns the product of a query and key j, read where they lie.

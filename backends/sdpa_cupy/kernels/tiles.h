@@ -20,22 +20,37 @@ DEVICE Chunk gather(const char* source, i64 step, int count) {
     return all.chunk;
 }
 
-// Copies `width` numbers of each row to a tile, asynchronously where the plan allows. `row(r)` is the address of the
-// first one, null for a row of zeroes.
+// Copies `width` numbers of each row to a tile, asynchronously where plan and device allow. `row(r)` is the address of
+// the first one, null for a row of zeroes. Where threads carry the numbers, several loads are under way before a store.
 template <int LINES, int COLUMNS, class Source>
 DEVICE void load_tile(char* tile, Source row, i64 column, int width) {
-    constexpr int CHUNKS = COLUMNS / PER_CHUNK;
-    ROLLED for (int x = thread_x(); x < LINES * CHUNKS; x += THREADS) {
-        int r = x / CHUNKS, first = x % CHUNKS * PER_CHUNK;
-        const char* source = row(r);
-        bool valid = source && first < width;
-        char* target = tile + r * pitch(COLUMNS) + first * sizeof(Element);
-#if VECTOR
-        copy_async_16(target, source + first * sizeof(Element), valid);
-#else
-        *(Chunk*)target = gather(source + first * column, column, valid ? width - first : 0);
-#endif
+    constexpr int CHUNKS = COLUMNS / PER_CHUNK, ALL = LINES * CHUNKS;
+    auto source = [&](int x) {  // of chunk x, null for zeroes
+        const char* first = row(x / CHUNKS);
+        int skipped = x % CHUNKS * PER_CHUNK;
+        return first && skipped < width ? first + skipped * column : nullptr;
+    };
+    auto target = [&](int x) { return (Chunk*)(tile + x / CHUNKS * pitch(COLUMNS) + x % CHUNKS * 16); };
+#if VECTOR && !TURING
+    ROLLED for (int x = thread_x(); x < ALL; x += THREADS) {
+        const char* from = source(x);
+        if (from) copy_async_16(target(x), from);
+        else *target(x) = {};
     }
+#else
+    constexpr int HELD = VECTOR ? 4 : 1;
+    ROLLED for (int x = thread_x(); x < ALL; x += HELD * THREADS) {
+        Chunk held[HELD] = {};
+        UNROLL for (int n = 0; n < HELD; n++) {
+            int y = x + n * THREADS;
+            const char* from = y < ALL ? source(y) : nullptr;
+            if (from) held[n] = VECTOR ? *(const Chunk*)from : gather(from, column, width - y % CHUNKS * PER_CHUNK);
+        }
+        UNROLL for (int n = 0; n < HELD; n++) {
+            if (x + n * THREADS < ALL) *target(x + n * THREADS) = held[n];
+        }
+    }
+#endif
 }
 
 // Returns one number of 32 bits or two of 16, with 0 for what is not finite.

@@ -14,7 +14,8 @@ KERNEL(weigh, 32 * WARPS) {
     Row row = make_row(p, b, h, (int)(index % p.L));
     const char* query = place(p, p.query, b, h, row.i);
     Side key = side_of(p, p.key, b, h / (int)p.group);
-    auto score = [&](int j) { return adjusted(p, row, j, inside(row, j) ? dot(p, query, key, j) : 0); };
+    const Change change = change_of(p);
+    auto score = [&](int j) { return adjusted(p, change, row, j, inside(row, j) ? dot(p, query, key, j) : 0); };
     auto exponential = [&](Number x) { return power_of_2(x * (Number)LOG2_E); };
 
     Number m = -infinity(), z = 0;
@@ -32,7 +33,7 @@ KERNEL(weigh, 32 * WARPS) {
     Number ratio = finish(p, h, top / (Number)(p.unit * LN_2), z).ratio;
     char* weights = place(p, p.weights, b, h, row.i);
     ROLLED for (int j = lane; j < (int)p.S; j += 32) {
-        bool kept = keeps(p, row, j) && !(p.threshold && !keeps_weight(p, b, row, j));
+        bool kept = keeps(p, row, j) && keeps_weight(p, b, row, j);
         store(weights + j * p.weights.column, kept ? exponential(score(j) - base) * ratio : 0);
     }
 }

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sdpa_cupy import arrays
-from sdpa_cupy.plan import Launch, Plan, bound, fused, make_plan
+from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, make_plan
 from sdpa_cupy.strips import in_strips, new_result
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
@@ -25,20 +25,30 @@ class Launcher(Protocol):
         """Run a kernel after those before it."""
 
 
-def forward(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np) -> Result:
-    """Return what is wanted, through copies of arrays at addresses that a device cannot read or write."""
-    out, problem = problem.out, problem.aligned()
+def forward(
+    problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np, kernels: bool | None = None
+) -> Result:
+    """Return what is wanted, through copies of arrays at addresses that a device cannot read or write.
+
+    `kernels` is what `takes_kernels` says, where that is known.
+    """
+    out = problem.out
+    if problem.keep is not None or problem.bias is not None or problem.stored or not copies_16(problem):
+        problem = problem.aligned()
+    kernels = takes_kernels(problem, want, arch) if kernels is None else kernels
     if is_aligned(out):
-        return _launched(problem, want, arch, launcher, xp)
-    result = _launched(problem._replace(out=None), want, arch, launcher, xp)
+        return _launched(problem, want, arch, launcher, xp, kernels)
+    result = _launched(problem._replace(out=None), want, arch, launcher, xp, kernels)
     if result.output is None:
         return result
     out[...] = result.output
     return result._replace(output=out)
 
 
-def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any) -> Result:
+def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any, kernels: bool) -> Result:
     """Return what is wanted: by the kernels, or by `arrays` over `xp` where `fused` says why they cannot."""
+    if kernels and not problem.blockwise:
+        return attend(problem, want, make_plan(problem, want, arch), launcher)
 
     def by_kernels(strip: Problem, views: Result) -> None:
         attend(strip, want, make_plan(strip, want, arch), launcher, views)
@@ -46,16 +56,12 @@ def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launc
     def by_arrays(strip: Problem, views: Result) -> None:
         arrays.attend(strip, views, xp)
 
-    if not takes_kernels(problem, want, arch):
-        return in_strips(problem, want, launcher.empty, by_arrays)
-    if problem.blockwise:
-        return in_strips(problem, want, launcher.empty, by_kernels)
-    return attend(problem, want, make_plan(problem, want, arch), launcher)
+    return in_strips(problem, want, launcher.empty, by_kernels if kernels else by_arrays)
 
 
 def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
     """Return whether the fused kernels solve a problem, as a whole or in strips."""
-    return fused(problem._replace(blockwise=False), want, arch) is None
+    return fused(problem._replace(blockwise=False) if problem.blockwise else problem, want, arch) is None
 
 
 def by_rows(problem: Problem) -> Problem:
@@ -63,6 +69,8 @@ def by_rows(problem: Problem) -> Problem:
 
     Tables of pages become what kernels read.
     """
+    if problem.slopes is None and problem.visible is None and not problem.stored:
+        return problem
     positions = None if problem.slopes is None else problem.stands()
     key, value = (_with_pages(part) if type(part) is Stored else part for part in (problem.key, problem.value))
     return problem._replace(key=key, value=value, visible=problem.intervals, positions=positions)

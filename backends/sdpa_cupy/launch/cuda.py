@@ -83,8 +83,9 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     reason = _uncapturable(problem, want, launcher.arch) if captured else None
     if reason is not None:
         raise RuntimeError(f"this call cannot be captured: {reason}")
-    problem = on_device(problem, takes_kernels(problem, want, launcher.arch))
-    result = launched(problem, want, launcher.arch, launcher, cupy)
+    kernels = takes_kernels(problem, want, launcher.arch)
+    problem = on_device(problem, kernels)
+    result = launched(problem, want, launcher.arch, launcher, cupy, kernels)
     if captured:
         _captured.append((problem, result))
     return result
@@ -115,6 +116,9 @@ def on_device(problem: Problem, tables: bool = True) -> Problem:
     So are the tables of pages, where kernels read them.
     """
     problem = by_rows(problem)
+    if problem.plain or (problem.visible is None and problem.slopes is None and problem.sink is None
+                         and problem.key_positions is None and not problem.stored):  # fmt: skip
+        return problem
     key, value = (
         part._replace(table=_moved(part.table)) if tables and type(part) is Stored else part
         for part in (problem.key, problem.value)

@@ -17,6 +17,7 @@ from .views import batch, size
 SMALL = 2**17  # multiplications that take less time than to share them
 MIDDLE = 2**19  # multiplications that take less time than to wake a helper
 STRIP = 8  # tiles, at most, that share a pass over the keys
+TURNS = 4  # tasks a thread, at least, where there are few heads and tiles enough: the last ones end at different times
 FAR = 2**41  # as in the bands of masks: no limit
 ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known
 
@@ -163,10 +164,15 @@ def most_seen(p):
 
 
 @part
-def share(call, p, tasks, shared):
-    """Decide how many helpers to invite, and allocate what the tasks share: counters of each key head, and the rest."""
+def work_of(p):
+    """Return how many multiplications a call takes, about."""
     seen = most_seen(p)
-    work = (p.Hq * p.L * seen + p.Hkv * min(p.S, seen + p.L)) * p.B * (p.E + p.Ev)
+    return (p.Hq * p.L * seen + p.Hkv * min(p.S, seen + p.L)) * p.B * (p.E + p.Ev)
+
+
+@part
+def share(call, p, work, tasks, shared):
+    """Decide how many helpers to invite, and allocate what the tasks share: counters of each key head, and the rest."""
     helpers = 0 if work <= SMALL else min(load_int64(call + HELPERS), tasks - 1)
     _store(call + HELPERS, np.int64(helpers if work > MIDDLE else -helpers))
     if shared == 0:
@@ -187,7 +193,13 @@ def settle_few_rows(call: int) -> None:
     shape_up(p)
     chunks = max(np.int64(1), (p.S + s.chunk - 1) // s.chunk)
     tasks = p.B * p.Hkv * chunks
-    share(call, p, tasks, tasks * p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes if chunks > 1 else np.int64(0))
+    share(
+        call,
+        p,
+        work_of(p),
+        tasks,
+        tasks * p.group * p.L * (p.Ev + s.panel + 2) * s.acc_bytes if chunks > 1 else np.int64(0),
+    )
 
 
 @linked
@@ -200,13 +212,16 @@ def settle_many_rows(call: int) -> None:
     p.fold = p.group if lanes > p.L and p.group else 1
     p.units, p.tiles = p.B * (p.Hq // p.fold), (p.fold * p.L + lanes - 1) // lanes
     p.regular = p.fold == 1 or p.L == 1
-    p.strips = (p.tiles + STRIP - 1) // STRIP
+    work, threads, p.strips = work_of(p), load_int64(call + HELPERS) + 1, (p.tiles + STRIP - 1) // STRIP
+    if work > MIDDLE and 0 < p.units < 2 * threads and threads > 1:
+        p.strips = max(p.strips, min(p.tiles, (TURNS * threads + p.units - 1) // p.units))
     p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0
+    p.strips = (p.tiles + p.strip - 1) // p.strip if p.strip else 0
     p.packed = p.stored == 0 and p.strips * (p.group // p.fold) > 1 and p.S > 0  # else a dense copy were made
     p.block_bytes = s.block * (p.E + (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows) * s.acc_bytes
     p.block_bytes = ((p.block_bytes + 63) & -64) + 64
     packing = p.B * p.Hkv * blocks if p.packed else 0
-    share(call, p, p.units * p.strips + packing, packing * p.block_bytes)
+    share(call, p, work, p.units * p.strips + packing, packing * p.block_bytes)
 
 
 @part

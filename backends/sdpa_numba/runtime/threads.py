@@ -76,8 +76,8 @@ def run(call: bytes) -> None:
     Parameters
     ----------
     call : bytes
-        As `call.HEADER` packs it, with what `team` returns, and then the record that the kernel reads. It is written
-        to, and there may be no other reference to it. The caller keeps alive whatever it has addresses of.
+        As `call.HEADER` packs it, with what `team` returns, and then the record that the kernel reads, and may write
+        to. It is a new object that nobody else knows. The caller keeps alive whatever it has addresses of.
 
     Raises
     ------

@@ -92,8 +92,13 @@ def bias(call: Call, keys: slice) -> Array:
 def alibi(call: Call, keys: slice) -> Array:
     """Return the linear biases: minus slope times distance."""
     at = visibility.indices(call)
-    slopes = sum((np.broadcast_to(each.slopes, call.shape[1]) for each in call.biases if isinstance(each, ALiBi)), 0.0)
-    return call.kernel.slope(np.reshape(slopes, (-1, 1, 1)), at.p - at.k[..., keys]).astype(call.acc)
+    return call.kernel.slope(slopes_of(call), at.p - at.k[..., keys]).astype(call.acc)
+
+
+def slopes_of(call: Call) -> Array:
+    """Return the sum of the slopes, ``(B, Hq, 1, 1)``."""
+    given = [call.per_entry(each.slopes, call.shape[1]) for each in call.biases if isinstance(each, ALiBi)]
+    return sum(given, np.zeros(call.shape[:2]))[..., None, None]
 
 
 def slope(slopes: Array, ahead: Array) -> Array:

@@ -38,15 +38,20 @@ def _calls():
     import ml_dtypes
 
     rng = np.random.default_rng(0)
-    small = rng.integers(-8, 9, (256, 6, 2))  # whose sums are exact in any order
-    half = small.astype(np.float16).view(np.uint32)[..., 0]
-    below = rng.integers(0, 2**13, (256, 6), dtype=np.uint32)  # bits that TF32 ignores
+    wide = (rng.standard_normal((2048, 6, 2)) * 2.0 ** rng.integers(-6, 7, (2048, 6, 2))).astype(np.float32)
+    before = (rng.standard_normal((2048, 4)) * 2.0 ** rng.integers(-16, 13, (2048, 4))).astype(np.float32)
+    before = before.view(np.uint32)
+
+    def of(registers, count=6):
+        return np.concatenate([registers[:, :count], before], 1)
+
+    half = wide.astype(np.float16).view(np.uint32)[..., 0]
     numbers = (rng.standard_normal(4096) * 2.0 ** rng.integers(-30, 6, 4096)).astype(np.float32)
     matrices = (rng.permutation(64)[:32] * 16).astype(np.uint32)
-    yield "multiply_half", half, 4, 32, 8, 0, False
-    yield "multiply_half_8", half[:, :3].copy(), 4, 32, 8, 0, True
-    yield "multiply_bfloat", small.astype(ml_dtypes.bfloat16).view(np.uint32)[..., 0], 4, 32, 8, 0, False
-    yield "multiply_tf32", small[..., 0].astype(np.float32).view(np.uint32) | below, 4, 32, 8, 0, False
+    yield "multiply_half", of(half), 4, 32, 64, 0, False
+    yield "multiply_half_8", of(half, 3), 4, 32, 64, 0, True
+    yield "multiply_bfloat", of(wide.astype(ml_dtypes.bfloat16).view(np.uint32)[..., 0]), 4, 32, 64, 0, False
+    yield "multiply_tf32", of(wide[..., 0].copy().view(np.uint32)), 4, 32, 64, 0, False
     yield "round_tf32", numbers, 1, 32, 128, 0, False
     yield "load", matrices, 4, 32, 1, 1024, False
     yield "load_transposed", matrices, 4, 32, 1, 1024, False

@@ -13,12 +13,15 @@ template <int N, class T> DEVICE void get(T (&registers)[N], const u32* words) {
 
 DEVICE i64 global_thread() { return block_x() * 32ll + thread_x(); }
 
-// A row of `in` is a and b, of `out` d.
+// A row of `in` is a, b and d before, of `out` d.
 template <int A, int B, class Multiply> DEVICE void multiply(const Parameters& p, Multiply with) {
-    u32 a[A], b[B];
-    get(a, p.in + global_thread() * (A + B));
-    get(b, p.in + global_thread() * (A + B) + A);
-    float d[4] = {1, 2, 3, 4};
+    u32 a[A], b[B], before[4];
+    const u32* in = p.in + global_thread() * (A + B + 4);
+    get(a, in);
+    get(b, in + A);
+    get(before, in + A + B);
+    float d[4];
+    for (int i = 0; i < 4; i++) d[i] = float_of(before[i]);
     with(d, a, b);
     for (int i = 0; i < 4; i++) p.out[global_thread() * 4 + i] = bits_of(d[i]);
 }
@@ -83,14 +86,16 @@ KERNEL(convert, 32) {
     out[5] = bits_of(exp2_approx(low));
 }
 
-// Three groups of copies, the second of zeros; what has landed when at most one is left is read back.
+#if !TURING
+// Three groups of copies; what has landed when at most one is left is read back.
 KERNEL(copy, 32) {
     char* own = dynamic_shared() + thread_x() * 48;
     for (int group = 0; group < 3; group++) {
-        copy_async_16(own + group * 16, p.data + thread_x() * 48 + group * 16, group != 1);
+        copy_async_16(own + group * 16, p.data + thread_x() * 48 + group * 16);
         commit_copies();
     }
     wait_copies<1>();
     for (int i = 0; i < 8; i++) p.out[thread_x() * 8 + i] = ((const u32*)own)[i];
     wait_copies<0>();
 }
+#endif

@@ -84,6 +84,8 @@ class Fibers:
         Where the sources are.
     sanitize : bool
         Whether the library is built with the compiler's sanitizers, instead of with this package's checks of accesses.
+    first : int
+        Number of the first block that runs; those before it are left out.
     reports : list of Report
         One for each launch.
     """
@@ -93,6 +95,7 @@ class Fibers:
     late: bool = True
     folder: Path = KERNELS
     sanitize: bool = False
+    first: int = 0
     reports: list[Report] = field(default_factory=list)
     _arrays: list[Array] = field(default_factory=list)
 
@@ -134,6 +137,8 @@ class Fibers:
             shared=launch.shared,
             order=get_args(Order).index(self.order),
             late=self.late,
+            first=self.first,
+            arch=self.arch,
             watched=not self.sanitize,
             spans=(_Span * len(spans))(*spans),
             span_count=len(spans),
@@ -164,7 +169,7 @@ class _Job(ctypes.Structure):
         ("parameters", ctypes.c_void_p),
         ("parameters_size", ctypes.c_uint64),
         ("grid", ctypes.c_int * 3),
-        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late", "watched")),
+        *((name, ctypes.c_int) for name in ("threads", "shared", "order", "late", "first", "arch", "watched")),
         ("spans", ctypes.POINTER(_Span)),
         ("span_count", ctypes.c_int),
     )

@@ -44,9 +44,6 @@ DEVICE void mma_1688(float (&d)[4], u32 a0, u32 a1, u32 b, half) {
     const u32 a[2] = {a0, a1};
     fibers::mma_1688_half(d, a, &b);
 }
-DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-    fibers::copy_16(shared, valid ? global : nullptr);
-}
 template <int N>
 DEVICE void wait_copies() {}
 #else
@@ -55,9 +52,7 @@ DEVICE void mma_16816(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], bfloa
     fibers::mma_16816_bfloat(d, a, b);
 }
 DEVICE void mma_1688_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { fibers::mma_1688_tf32(d, a, b); }
-DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
-    fibers::copy_async_16(shared, valid ? global : nullptr);
-}
+using fibers::copy_async_16;
 template <int N>
 DEVICE void wait_copies() {
     fibers::wait_copies(N);

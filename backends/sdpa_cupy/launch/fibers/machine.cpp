@@ -206,6 +206,7 @@ bool run(const Job& job) {
         for (step = blocks * 5 / 8 + 1; std::gcd(step, blocks) != 1;) step++;
     for (int64_t i = 0; i < blocks; i++) {
         int64_t n = job.order == kDown ? blocks - 1 - i : i * step % blocks;
+        if (n < job.first) continue;
         m.block[0] = int(n % job.grid[0]);
         m.block[1] = int(n / job.grid[0] % job.grid[1]);
         m.block[2] = int(n / job.grid[0] / job.grid[1]);

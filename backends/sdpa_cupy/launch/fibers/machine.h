@@ -37,6 +37,8 @@ struct Job {
     int shared;
     int order;  // of the threads and blocks
     int late;   // whether asynchronous copies land when they are waited for, or at once
+    int first;  // number of the first block that runs
+    int arch;   // whose tensor cores add up
     int watched;  // whether the kernel was built with calls before each access
     const Span* spans;
     int span_count;
@@ -60,7 +62,7 @@ struct Access {  // of shared memory by one thread
 
 struct Copy {
     Byte* to;
-    const Byte* from;  // null: zeros
+    const Byte* from;
     const void* place;
 };
 

@@ -145,12 +145,8 @@ void settle(Thread* lanes) {
     for (int lane = 0; lane < kWarp; lane++) lanes[lane].accesses.clear();
 }
 
-void land(const Copy& copy) {
-    if (copy.from) {
-        memcpy(copy.to, copy.from, 16);
-    } else {
-        memset(copy.to, 0, 16);
-    }
+static void land(const Copy& copy) {
+    memcpy(copy.to, copy.from, 16);
 }
 
 void begin_copy(const Copy& copy) {
@@ -158,12 +154,10 @@ void begin_copy(const Copy& copy) {
     Thread& thread = m.thread();
     auto [to, from, place] = copy;
     check_shared(kWrite, to, 16, "an asynchronous copy", place);
-    if (from) {
-        if (reinterpret_cast<Address>(from) % 16)
-            FAIL(place, reinterpret_cast<Address>(from),
-                 "an asynchronous copy of 16 bytes at an address that is no multiple");
-        check_global(kRead, "copies", from, 16, place);
-    }
+    if (reinterpret_cast<Address>(from) % 16)
+        FAIL(place, reinterpret_cast<Address>(from),
+             "an asynchronous copy of 16 bytes at an address that is no multiple");
+    check_global(kRead, "copies", from, 16, place);
     m.counts.copies++;
     thread.accesses.push_back({place, reinterpret_cast<Address>(to), 16});
     Cell* cells = m.cells.data() + (to - m.shared);

@@ -19,7 +19,6 @@ void settle(Thread* lanes);
 void served(const Access* accesses, int count);
 
 // Carries a copy out, which is 16 bytes.
-void land(const Copy& copy);
 
 void begin_copy(const Copy& copy);
 void finish_copies(size_t groups_left);

@@ -19,7 +19,6 @@ void mma_1688_tf32(float* d, const unsigned* a, const unsigned* b);
 void ldmatrix_x4(unsigned* r, const void* row);
 void ldmatrix_x4_trans(unsigned* r, const void* row);
 
-void copy_16(void* shared, const void* global);  // zeros, where `global` is null
 void copy_async_16(void* shared, const void* global);
 void commit_copies();
 void wait_copies(int groups);

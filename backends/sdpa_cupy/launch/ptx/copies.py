@@ -30,12 +30,17 @@ class Copies:
         self._flights: list[Flight] = []
 
     def start(self, lanes: Array, target: Array, source: Array, size: int, given: Array) -> None:
-        """Begin to copy the `given` first bytes of `size` for each lane, and zeros after them."""
+        """Begin to copy the `given` first bytes of `size` for each lane, and zeros after them.
+
+        An address must be one of memory even where nothing is taken from it.
+        """
         rows = np.zeros((len(lanes), size), np.uint8)
         for number in np.unique(given):
             if number > size:
                 raise Fault(f"a copy of {size} bytes takes {number} from its source", int(lanes[np.argmax(given)]))
             some = given == number
+            if number == 0:
+                self._memory.load(lanes[some], source[some], 1)
             whole = int(number) == size
             for byte in range(0, int(number), size if whole else 1):
                 part = self._memory.load(lanes[some], source[some] + byte, size if whole else 1)

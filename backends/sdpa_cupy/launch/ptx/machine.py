@@ -25,13 +25,15 @@ class Machine:
     ----------
     every : int64 array
         The numbers of all lanes.
+    target : int
+        The architecture.
     spaces : dict
         The memory, by the name of its state space; "" where an address says which.
     """
 
     def __init__(self, kernel: Kernel, memory: Global, parameters: bytes, launch: Launch, blocks: Array) -> None:
         self.registers = Registers(kernel, blocks, launch.grid, launch.threads)
-        self.blocks, self.threads = blocks, launch.threads
+        self.blocks, self.threads, self.target = blocks, launch.threads, kernel.target
         self.every = np.arange(self.registers.lanes)
         size = kernel.sizes["shared"] + launch.shared
         self.races = Races(Pieces.stride(size) * len(blocks), _piece(kernel), self.registers.thread)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 INTEGERS = {f"{letter}{8 * size}": size for letter in "bus" for size in (1, 2, 4, 8)}
 SIZES = INTEGERS | {"pred": 1, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_TARGET = re.compile(r"\.target\s+sm_(\d+)")
 _ENTRY = re.compile(r"\.entry\s+(\w+)\s*\(([^)]*)\)([^{]*)\{")
 _VARIABLE = re.compile(r"\.(param|shared|local)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(\[\d*\])?")
 _STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[\w$]+):|(?P<text>[^;{}][^;]*);)")
@@ -31,6 +32,8 @@ class Kernel(NamedTuple):
 
     Attributes
     ----------
+    target : int
+        The architecture that the module is for, as in 80.
     offsets : dict
         Of each parameter and variable within its space; memory that a launch adds to `shared` begins where that ends.
     sizes : dict
@@ -44,6 +47,7 @@ class Kernel(NamedTuple):
     """
 
     name: str
+    target: int
     offsets: dict[str, int]
     sizes: dict[str, int]
     registers: dict[str, str]
@@ -57,7 +61,8 @@ def kernels(ptx: str) -> dict[str, Kernel]:
     ptx = _COMMENT.sub("", ptx)
     entries = list(_ENTRY.finditer(ptx))
     module = ptx[: entries[0].start()] if entries else ""
-    return {entry[1]: _kernel(entry[1], module + entry[2], ptx[entry.end() :]) for entry in entries}
+    target = int(found[1]) if (found := _TARGET.search(module)) else 0
+    return {entry[1]: _kernel(entry[1], target, module + entry[2], ptx[entry.end() :]) for entry in entries}
 
 
 def braced(operand: str) -> list[str]:
@@ -65,8 +70,8 @@ def braced(operand: str) -> list[str]:
     return [name.strip() for name in operand.strip("{}").split(",")]
 
 
-def _kernel(name: str, declared: str, rest: str) -> Kernel:
-    kernel = Kernel(name, {}, {"param": 0, "shared": 0, "local": 0}, {}, (), {}, {})
+def _kernel(name: str, target: int, declared: str, rest: str) -> Kernel:
+    kernel = Kernel(name, target, {}, {"param": 0, "shared": 0, "local": 0}, {}, (), {}, {})
     code: list[Instruction] = []
     label = ""
     for text, is_label in _statements(rest, kernel.registers):

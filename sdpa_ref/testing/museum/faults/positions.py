@@ -7,7 +7,7 @@ import numpy as np
 
 import sdpa_ref as sr
 from sdpa_ref.arrays import Array
-from sdpa_ref.testing.museum import arguments, visibility
+from sdpa_ref.testing.museum import arguments, kernel, visibility
 from sdpa_ref.testing.museum.arguments import Call
 from sdpa_ref.testing.museum.exhibit import fault
 from sdpa_ref.testing.museum.visibility import At
@@ -172,7 +172,7 @@ def alibi_exponent_off_by_one(slopes: Array, ahead: Array) -> Array:
 
     https://github.com/paiml/aprender/pull/2143
     """
-    return -abs(ahead) * slopes * 2 ** (8 / max(1, len(slopes)))
+    return -abs(ahead) * slopes * 2 ** (8 / max(1, slopes.shape[1]))
 
 
 @fault("slope")
@@ -204,5 +204,4 @@ def alibi_lost_in_decoding(call: Call, keys: slice) -> Array:
 
 def _alibi(call: Call, p: Any, keys: slice) -> Array:
     """Return the linear biases for queries at other positions."""
-    slopes = sum(np.broadcast_to(bias.slopes, call.shape[1]) for bias in call.biases if isinstance(bias, sr.ALiBi))
-    return np.asarray(-np.reshape(slopes, (-1, 1, 1)) * abs(p - visibility.indices(call).j[..., keys]), call.acc)
+    return np.asarray(-kernel.slopes_of(call) * abs(p - visibility.indices(call).j[..., keys]), call.acc)

@@ -380,7 +380,11 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     "decoding groups": ("One query of grouped heads: the last key is lost.", _unseen(lambda call, x: (x.j == call.shape[3] - 1) & (call.shape[2] == 1) & (_group(call) > 1))),
     "slopes from head 8 on": (
         "ALiBi's slopes begin anew at the ninth head.",
-        Kernel(slope=lambda slopes, ahead: kernel.slope(slopes[np.arange(slopes.shape[0]) % 8], ahead)),
+        Kernel(slope=lambda slopes, ahead: kernel.slope(slopes[:, np.arange(slopes.shape[1]) % 8], ahead)),
+    ),
+    "slopes of one entry": (
+        "ALiBi's slopes are those of the first batch entry for all.",
+        Kernel(slope=lambda slopes, ahead: kernel.slope(slopes[:1], ahead)),
     ),
     "far slopes": ("ALiBi's distance ends at 100.", Kernel(slope=lambda slopes, ahead: kernel.slope(slopes, np.clip(ahead, -100, 100)))),
     "keys' gradient past 64": ("The keys' gradient is 0 in columns past 64.", _inputs(_zero(1, ..., slice(64, None)))),
