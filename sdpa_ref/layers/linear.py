@@ -16,7 +16,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
 from sdpa_ref.stored.quantized import Quantized
 
-_FEW = 32  # rows, at most, of which a kernel makes the product with float32 weights
+_FEW = 256  # rows, at most, of which a kernel makes the product with float32 weights
 
 
 @dataclass(init=False, eq=False, repr=False)
