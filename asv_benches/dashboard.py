@@ -1,14 +1,19 @@
 """Render the results as a site that loads nothing from other servers: ``python asv_benches/dashboard.py [FOLDER]``.
 
 The pages of ``asv publish`` load their libraries from content delivery networks. Here npm fetches the same ones, once.
+The first page begins with the ratios to other libraries and with what became worse. Benchmarks without a result have no
+tile.
 """
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import ratios
 
 HERE = Path(__file__).parent
 NPM = HERE / ".asv" / "npm"
@@ -33,6 +38,7 @@ FILES = {  # the last part of an address in asv's page: the file in a package
     "bootstrap.min.css": "bootstrap/dist/css/bootstrap.min.css",
 }
 _REMOTE = re.compile(r'(src|href)="https://[^"]*/([^/"]+)" integrity="[^"]*" crossorigin="anonymous"')
+_GRID = '<div id="summarygrid-display" style="position: absolute; left: 0; top: 55px; width: 100%; height: 100%">\n'
 
 
 def render(folder):
@@ -44,9 +50,27 @@ def render(folder):
         target = folder / "lib" / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(NPM / "node_modules" / file, target)
+    first = first_page(folder)
     index = folder / "index.html"
     page = index.read_text(encoding="utf-8")
+    if _GRID not in page:
+        raise RuntimeError(f"the page of this version of asv has no {_GRID.strip()}")
+    page = page.replace(_GRID, _GRID + first).replace(">Benchmark grid<", ">Ratios and grid<")
     index.write_text(_REMOTE.sub(lambda found: f'{found[1]}="lib/{FILES[found[2]]}"', page), encoding="utf-8")
+
+
+def first_page(folder):
+    """Take what has no result out of the site's index and lists, and return what stands above the grid."""
+    file = folder / "index.json"
+    index = json.loads(file.read_text(encoding="utf-8"))
+    found = ratios.curves(folder, index)
+    with_results = {curve.name for curve in found}
+    index["benchmarks"] = {name: one for name, one in index["benchmarks"].items() if name in with_results}
+    file.write_text(json.dumps(index), encoding="utf-8")
+    for file in folder.glob("graphs/branch-*/**/summary.json"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps([row for row in rows if row["last_value"] is not None]), encoding="utf-8")
+    return ratios.page(found, index)
 
 
 def main():

@@ -141,9 +141,10 @@ def sdpa_state(
     Parameters
     ----------
     query, key, value, mask, bias, scale, softcap, query_offset, key_positions, score_mod, dropout, layout, backend, out
-        As in `sdpa`. There is no `sink`: merge the states, then add it once with `AttentionState.with_sink`.
-        Under `Causal`, `Window` and others that depend on the position, the `query_offset` of a piece of the keys is
-        that of the whole, as a number, less the first key of the piece: "end" would align each piece for itself.
+        As in `sdpa`. There is no `sink`: merge the states, then add it once with `AttentionState.with_sink`. Under
+        `Causal`, `Window` and others that depend on the position, the `query_offset` of a piece of the keys is that of
+        the whole, as a number, minus the index of the first key of the piece. "end" would align each piece with its own
+        last key.
 
     Returns
     -------
@@ -284,7 +285,7 @@ def sdpa_with_vjp(
     value: Any,
     **options: Unpack[GradientOptions],
 ) -> tuple[Array, Callable[..., Gradients]]:
-    """Return attention and the function that gives its gradients, for which the forward pass is kept.
+    """Return attention, and a function that returns its gradients and uses what the forward pass has kept.
 
     Parameters
     ----------
@@ -298,8 +299,8 @@ def sdpa_with_vjp(
     output : array, shape (..., Hq, L, Ev)
         As `sdpa` returns it.
     vjp : callable
-        ``vjp(grad_output, grad_lse=None)`` returns the `Gradients`, as `sdpa_vjp` does; as often as it is called. Until
-        its last call neither the inputs nor the output may be written to: it holds them, and copies none.
+        ``vjp(grad_output, grad_lse=None)`` returns the `Gradients`, as `sdpa_vjp` does, and may be called several
+        times. It holds the inputs and the output without copying them: do not write to them before its last call.
 
     Examples
     --------

@@ -22,7 +22,8 @@ class AttentionState:
     has the precision of these.
 
     Under `Causal`, `Window` and other masks that depend on positions, each piece needs its own `query_offset`: that of
-    the whole, as a number, less the first key of the piece. "end" would align each piece for itself.
+    the whole, as a number, minus the index of the first key of the piece. "end" would align each piece with its own
+    last key.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         nargs="+",
         metavar="NAME",
-        help="the first is the one that is compared (default: numba, else reference)",
+        help="backends to measure; the first is compared with the libraries (default: numba, else reference)",
     )
     parser.add_argument(
         "--cases",
@@ -51,13 +51,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help='names or patterns such as "decode*" (default: all)',
     )
-    parser.add_argument("--threads", type=_count, metavar="N", help="for all libraries (default: one a processor)")
+    parser.add_argument("--threads", type=_count, metavar="N", help="of each library (default: one for each processor)")
     parser.add_argument(
         "--seconds",
         type=_seconds,
         default=2.0,
         metavar="T",
-        help="for each contender in each case (default: %(default)s)",
+        help="seconds for each library in each case (default: %(default)s)",
     )
     parser.add_argument(
         "--memory",

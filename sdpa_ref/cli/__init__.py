@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from sdpa_ref.cli.errors import Failure, UsageError
 
 _CODES = """exit codes:
-  0 done, 1 failed or nowhere to write, 2 called wrongly, 130 interrupted, 141 the reader of the output has gone"""
+  0 done, 1 failed or could not write, 2 called wrongly, 130 interrupted, 141 the output was closed, as by head"""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 COMMANDS = {name: f"sdpa_ref.cli.{name}" for name in ("check", "info", "mask", "view", "warmup")}
 IN_CHECKOUTS = {

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="hold the claimed features to all of this project's rules"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all cases (default: 0)")
     parser.add_argument("--rounds", type=int, metavar="N", help="how many cases a property gets at most (default: 100)")
     parser.add_argument("--seconds", type=float, metavar="T", help="limit of processor time (default: 40)")
     parser.add_argument("--deep", action="store_true", help="ten times as many cases, and as much time")

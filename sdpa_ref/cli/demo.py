@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--image", metavar="FILE", help="a photo (default: a public-domain portrait)")
     parser.add_argument("--text", default="Wie geht es dir", help="words, separated by spaces (default: %(default)s)")
-    parser.add_argument("--out", default="sdpa-ref-demo", metavar="DIR", help="for the pictures (default: %(default)s)")
+    parser.add_argument("--out", default="sdpa-ref-demo", metavar="DIR", help="folder to write (default: %(default)s)")
     parser.add_argument("--backend", nargs="+", metavar="NAME", help="only these backends (default: all that can run)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

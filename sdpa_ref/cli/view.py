@@ -12,7 +12,7 @@ from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.output import write
 from sdpa_ref.extras import install
 
-HELP = "make a page that shows where each word, or each patch of an image, looks"
+HELP = "make a page that shows what each word, or each patch of an image, attends to"
 EXAMPLES = """examples:
   sdpa-ref view weights.npz --tokens Wie geht es dir
   sdpa-ref view weights.npy --tokens Wie geht es dir --keys how are you --out translation.html
@@ -31,13 +31,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         nargs="+",
         metavar="WORD",
-        help="a word for each query; with --image, what stands before the patches",
+        help="a word for each query; with --image, for each token before the patches",
     )
     parser.add_argument("--keys", nargs="+", metavar="WORD", help="a word for each key, where they are others")
     parser.add_argument("--image", metavar="FILE", help="an image whose patches attend to one another")
     parser.add_argument("--patch", type=int, metavar="N", help="the side of a patch in pixels (default: what fits)")
-    parser.add_argument("--title", default="Attention", metavar="TEXT", help="of the page (default: %(default)s)")
-    parser.add_argument("--out", default="attention.html", metavar="FILE", help="the page (default: %(default)s)")
+    parser.add_argument("--title", default="Attention", metavar="TEXT", help="title of the page (default: %(default)s)")
+    parser.add_argument("--out", default="attention.html", metavar="FILE", help="file to write (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -48,13 +48,13 @@ def gelu(x: Any, approximate: str = "none", *, backend: str | None = None) -> Ar
         "tanh" is ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``, which GPT-2 and Gemma use. It differs
         from the exact one by up to 5e-4.
     backend : str, optional
-        Whose kernel computes the exact one in float32 and 16-bit types: "numba", or "reference" for the formula of this
-        file in NumPy. By default the kernel where it is installed. All else is NumPy.
+        What computes the exact form in float32 and 16-bit types: "numba" for its kernel, "reference" for NumPy. By
+        default the kernel where Numba is installed. Everything else is computed in NumPy.
 
     Returns
     -------
     array, shape of x
-        In the type of x; what is of 16 bits is computed in float32.
+        In the type of x; 16-bit types are computed in float32.
 
     Notes
     -----
@@ -79,7 +79,7 @@ def gelu(x: Any, approximate: str = "none", *, backend: str | None = None) -> Ar
 
 
 def gelu_derivative(x: Any, approximate: str = "none") -> Array:
-    """Return the derivative of `gelu` at each number; times the gradient by the value it is the gradient by x.
+    """Return the derivative of `gelu` at each number. The gradient by x is this times the gradient by the value.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def silu(x: Any) -> Array:
     Returns
     -------
     array, shape of x
-        In the type of x; what is of 16 bits is computed in float32.
+        In the type of x; 16-bit types are computed in float32.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def silu(x: Any) -> Array:
 
 
 def silu_derivative(x: Any) -> Array:
-    """Return the derivative of `silu` at each number; times the gradient by the value it is the gradient by x.
+    """Return the derivative of `silu` at each number. The gradient by x is this times the gradient by the value.
 
     Parameters
     ----------

@@ -45,13 +45,14 @@ class MultiHeadAttention(Layer):
     norm : bool
         Whether each head of query and key is normalised by an `RMSNorm`, as in Qwen3 and Gemma 3.
     eps : float
-        Of these norms.
+        The `eps` of these norms.
     rotary : Rotary, optional
         Rotary positions, by which query and key are turned, after the norms.
     add_bias_kv : bool
         Whether a learned key and value, PyTorch's `bias_k` and `bias_v`, follow those of the tokens, for every query.
     add_zero_attn : bool
-        Whether a key and value of zeros do so. No weight tells it: `from_state_dict` and `load` take it, too.
+        Whether a key and value of zeros do so. It is not saved with the weights: `from_state_dict` and `load` take it,
+        too.
     rng, dtype
         As in `Linear`.
 

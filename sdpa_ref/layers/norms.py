@@ -25,7 +25,7 @@ class LayerNorm(Layer):
     bias : bool
         Whether there is a bias.
     eps : float
-        At least 0. It is no weight: `from_state_dict` and `load` take it, too. BERT has 1e-12.
+        At least 0. It is not saved with the weights: `from_state_dict` and `load` take it, too. BERT has 1e-12.
     dtype : dtype
         Type of the weights, which begin as ones, and of the bias, which begins as zeros.
 
@@ -89,7 +89,7 @@ class RMSNorm(Layer):
     width : int
         Width of the tokens.
     eps : float
-        At least 0. It is no weight: `from_state_dict` and `load` take it, too.
+        At least 0. It is not saved with the weights: `from_state_dict` and `load` take it, too.
     dtype : dtype
         Type of the weights, which begin as ones.
 
@@ -99,7 +99,7 @@ class RMSNorm(Layer):
 
     Notes
     -----
-    Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Gemma saves weights that are less by 1. The
+    Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Gemma saves its weights minus 1. The
     result has the common type of input and weights; for 16-bit types all of it is computed in float32, and rounded
     once.
 

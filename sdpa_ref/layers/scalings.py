@@ -135,7 +135,7 @@ class DynamicScaling(Scaling):
 
 
 class YarnScaling(Scaling):
-    """Slow pairs interpolated, fast ones as they are, a ramp between, and larger scores.
+    """YaRN: slow pairs are interpolated, fast pairs stay, pairs between are a mixture, and scores are enlarged.
 
     Pair n turns ``r = original_length * base**(-2 * n / width) / (2 * pi)`` times in the original length. Where r is
     above `beta_fast` its frequency stays, where it is below `beta_slow` it is divided by the factor, and between them
@@ -214,7 +214,7 @@ class YarnScaling(Scaling):
 
 
 class Llama3Scaling(Scaling):
-    """Slow pairs divided by a factor, fast ones as they are, and a ramp between.
+    """Llama 3: slow pairs are divided by a factor, fast pairs stay, and pairs between are a mixture.
 
     Pair n turns ``r = original_length * base**(-2 * n / width) / (2 * pi)`` times in the original length. Its frequency
     is multiplied by ``s + (1 - s) / factor``, where s is

@@ -31,7 +31,7 @@ class Embedding(Layer):
     Attributes
     ----------
     weight : array or Quantized, shape (num_embeddings, width)
-        Vectors that are codes come out as float32.
+        Vectors from quantised weights are float32.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The errors of masks: wrong types, shapes and lengths, each said in the words of the argument."""
+"""The errors of masks: wrong types, shapes and lengths. Each names the argument."""
 
 from typing import Any
 

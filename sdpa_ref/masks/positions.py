@@ -87,7 +87,7 @@ def valid_keys(mask: Mask | None, L: int) -> Number | None:
         short = (np.asarray(lengths) < L) & (np.asarray(lengths) > 0)
         if short.any():
             raise ValueError(
-                f"mask: Tree needs its L = {L} nodes among the valid keys, but KeyLengths says {np.min(lengths)}"
+                f"mask: Tree needs its L = {L} nodes among the valid keys, but KeyLengths leaves {np.min(lengths)}"
             )
     return lengths
 

@@ -33,6 +33,9 @@ class CacheFull(ValueError):
     the cache is full: 5 tokens are needed, 3 are free
     """
 
+    needed: int
+    free: int
+
     def __init__(self, needed: int, free: int, unit: str = "tokens") -> None:
         super().__init__(needed, free, unit)
         self.needed, self.free, self._unit = needed, free, unit

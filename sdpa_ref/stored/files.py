@@ -48,8 +48,8 @@ class Entries:
         if not isinstance(entries, Mapping):
             raise TypeError(f"a cache is loaded from a mapping of names to arrays, got {type(entries).__name__}")
         self._entries, self._like = entries, like
-        self.told = self._parsed(kind)
-        self.store = tuple(
+        self.told: dict[str, Any] = self._parsed(kind)
+        self.store: tuple[Recipe | None, ...] = tuple(
             self._recipe(name, told) for name, told in zip(("key", "value"), self.told["store"], strict=True)
         )
 

@@ -32,6 +32,17 @@ class Geometry:
         numpy or cupy, where the arrays are.
     """
 
+    heads: int
+    E: int
+    Ev: int
+    dtype: np.dtype[Any]
+    tied: bool
+    layout: str
+    kind: str
+    module: Any
+    store: tuple[Recipe | None, Recipe | None]
+    parts: tuple[Part, ...]
+
     def __init__(
         self, heads: int, E: int, Ev: int | None, dtype: Any, store: Any, tied: bool, layout: str, like: Any
     ) -> None:  # fmt: skip

@@ -100,7 +100,7 @@ class KVCache(Cache):
         like: Any = None,
     ) -> None:
         super().__init__(Geometry(heads, E, Ev, dtype, store, tied, layout, like), batch, window, first, slack)
-        self.capacity = None if capacity is None else checked_sizes(0, capacity=capacity)["capacity"]
+        self.capacity: int | None = None if capacity is None else checked_sizes(0, capacity=capacity)["capacity"]
         self._hold(self._geometry.blank(self._B, _FEWEST if self.capacity is None else self.capacity))
 
     def _hold(self, arrays: Parts) -> None:
@@ -239,7 +239,8 @@ class KVCache(Cache):
         self._put(b + first, self._slot(b + first, p), tokens)
 
     def _resize(self, rows: int) -> None:
-        self.batch, self._B = (rows,), rows
+        self.batch: tuple[int, ...] = (rows,)
+        self._B = rows
         self._axes = (rows, self._geometry.heads)
         self._places = None
 

@@ -22,7 +22,7 @@ class Paged:
     Parameters
     ----------
     pages : float array or Quantized, shape (N, Hkv, P, E), or (N, P, Hkv, E) in layout "LHE"
-        What lies beyond the length in a page is never read into a result, nor are pages that no entry needs.
+        Slots beyond the length, and pages that no entry needs, have no influence on a result.
     table : int array, shape (..., M)
         Pages of each batch entry, on the host. Entries beyond the length may hold anything.
     lengths : int or int array over the batch

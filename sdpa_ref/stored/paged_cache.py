@@ -44,7 +44,8 @@ class PagedCache(Cache):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a cache of a pool has pages of its own, and is not copied: join it to one, or use state_dict()"
+            "a cache of a pool cannot be copied: join() shares its pages with another cache of the pool, and "
+            "state_dict() returns its tokens"
         )
 
     def _check_open(self) -> None:
@@ -239,7 +240,8 @@ class PagedCache(Cache):
 
     def _replace(self, table: Index, numbers: tuple[Number, Number, Number]) -> None:
         """Take other rows, whose references are counted."""
-        self._table, self.batch, self._B = table, (len(table),), len(table)
+        self.batch: tuple[int, ...] = (len(table),)
+        self._table, self._B = table, len(table)
         self._axes, self._places = (len(table), self._geometry.heads), None
         Slots._settle(self, *numbers)
 

@@ -51,6 +51,9 @@ class PagePool:
     Paged((3, 2, 8, 16), float32, 8 pages of 4, lengths 7..7)
     """
 
+    pages: int
+    page: int
+
     def __init__(
         self,
         pages: int,

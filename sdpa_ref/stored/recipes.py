@@ -225,8 +225,8 @@ class Int8(Recipe):
     group: int | None = None
     center: Array | None = None
     code = "int8"
-    codes_dtype = np.dtype(np.int8)
-    span = 127
+    codes_dtype: ClassVar[Any] = np.dtype(np.int8)
+    span: ClassVar[float] = 127
 
     def _codes(self, y: Array, module: Any) -> Array:
         return module.rint(y).astype(np.int8)
@@ -262,8 +262,8 @@ class Int4(Recipe):
     group: int | None = 32
     center: Array | None = None
     code = "nibble"
-    codes_dtype = np.dtype(np.uint8)
-    span = 8
+    codes_dtype: ClassVar[Any] = np.dtype(np.uint8)
+    span: ClassVar[float] = 8
     zero = 8
     bits = 4
 
@@ -313,7 +313,7 @@ class Float8(Recipe):
     format: str = "e4m3fn"
     group: int | None = None
     center: Array | None = None
-    scale_dtype = np.dtype(np.float32)
+    scale_dtype: ClassVar[Any] = np.dtype(np.float32)
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:

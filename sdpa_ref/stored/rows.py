@@ -22,6 +22,10 @@ class Rows:
     slots that still hold them are used again when room is needed, by a larger shift.
     """
 
+    batch: tuple[int, ...]
+    window: int | None
+    first: int
+    slack: int
     _granule = 1  # slots that are dropped at once
 
     def __init__(self, batch: Any, window: Any, first: Any, slack: Any) -> None:
@@ -66,7 +70,7 @@ class Rows:
             b, most = int(wrong[0]), int(reach[wrong].min())
             n = int(self._of_rows(self._n)[b])
             where = f"row {b} has {n} tokens" if self.window is None or most == n else (
-                f"row {b} has {n} tokens and a window that has dropped what earlier ones see"
+                f"row {b} has {n} tokens, and its window has dropped keys that earlier queries see"
             )  # fmt: skip
             raise ValueError(
                 f"the queries are the last tokens, at most {max(most, 0)} of them here, got {queries[b]}: {where} "
@@ -80,8 +84,9 @@ class Rows:
         if wrong.size:
             b = int(wrong[0])
             raise ValueError(
-                f"row {b} cannot become {wanted[b]} tokens long: its window has dropped what the next one would see; "
-                f"the smallest length is {least[b]}" + (f", or one up to first = {self.first}" if self.first else "")
+                f"row {b} cannot become {wanted[b]} tokens long: its window has dropped keys that the next query "
+                f"would see; the smallest length is {least[b]}"
+                + (f", or one up to first = {self.first}" if self.first else "")
                 + " (a larger slack= keeps more)"
             )  # fmt: skip
         if self.window is None:

@@ -10,7 +10,7 @@ from typing import Any
 from sdpa_ref.cli.errors import Failure, UsageError
 from sdpa_ref.cli.output import write
 
-HELP = "show that the suite finds bugs: kernels that are wrong like real ones, and what saw them first"
+HELP = "show that the suite finds bugs: kernels with real faults, and the test that found each"
 EXAMPLES = """examples:
   sdpa-ref museum
   sdpa-ref museum --fault "top left for bottom right" --fault "scale twice"
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=40.0, metavar="T", help="limit of processor time for each (default: 40)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all cases (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page of the documentation")
 

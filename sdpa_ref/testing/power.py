@@ -153,7 +153,10 @@ def _tiled_heads(p: Problem, exact: Stages) -> tuple[Array, Array] | None:
     return p.scale * (wide(p.query) @ key.swapaxes(-1, -2)), exact.keep
 
 
-NEEDS = {"keys of the wrong group": ("grouped_heads",), "a key after the last that is seen": ("mask", "masks")}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "keys of the wrong group": ("grouped_heads",),
+    "a key after the last that is seen": ("mask", "masks"),
+}
 """Claims without any of which no case can show a fault."""
 
 FAULTS: dict[str, Fault] = {

@@ -107,12 +107,12 @@ PROPERTIES: tuple[Property, ...] = (
     Property("integers", "Small integers come out right.", laws.agrees, focus=foci.masked_and(numbers="integers")),
     Property("tiny values", "Values near the smallest numbers survive.", laws.agrees, focus={"numbers": "tiny"}),
     Property(
-        "one loud key", "One key that drowns all others may come late or be masked.", laws.agrees,
+        "one loud key", "A key with a far larger score than all others may come late or be masked.", laws.agrees,
         focus=foci.masked_and(numbers="one key"),
     ),
     Property("scale", "Any finite scale is applied once.", laws.agrees, _need("scale"), foci.scaled),
     Property(
-        "softcap", "The soft cap bends scores before bias and mask.", laws.agrees, _need("softcap"),
+        "softcap", "The soft cap is applied before bias and mask.", laws.agrees, _need("softcap"),
         foci.masked_and(softcap=draws.a_softcap),
     ),
     Property(
@@ -141,7 +141,7 @@ PROPERTIES: tuple[Property, ...] = (
         foci.mask_arrays,
     ),
     Property(
-        "causal", "A query sees itself and what is before it, by the alignment that was asked for.", laws.agrees,
+        "causal", "A query sees itself and what is before it, with the alignment that is given.", laws.agrees,
         _object("causal"), foci.some_of("causal"),
     ),
     Property(
@@ -213,11 +213,11 @@ PROPERTIES: tuple[Property, ...] = (
         _need("nonfinite"), foci.narrow,
     ),
     Property(
-        "batch", "A batch entry has the bits that it has alone.", laws.is_alone_in_the_batch, _need("invariant"),
+        "batch", "A batch entry has the same bits as alone.", laws.is_alone_in_the_batch, _need("invariant"),
         foci.alone
     ),
     Property(
-        "heads", "Heads have the bits that they have alone.", laws.is_alone_among_heads, _need("invariant"),
+        "heads", "Heads have the same bits as alone.", laws.is_alone_among_heads, _need("invariant"),
         foci.few_heads
     ),
     Property(

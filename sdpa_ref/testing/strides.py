@@ -6,8 +6,10 @@ import numpy as np
 
 from sdpa_ref.testing.case_options import Array
 
-FLIPPED = {"negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,), "flipped width": (-1,),
-           "flipped": (-1, -2, -3)}  # fmt: skip
+FLIPPED: dict[str, tuple[int, ...]] = {
+    "negative": (0, 1), "flipped heads": (-3,), "flipped lengths": (-2,), "flipped width": (-1,),
+    "flipped": (-1, -2, -3),
+}  # fmt: skip
 """Memories by the axes whose strides are negative."""
 REPEATED = {"repeated": 0, "repeated heads": -3, "repeated lengths": -2, "repeated width": -1}
 """Memories by the axis whose stride is 0."""

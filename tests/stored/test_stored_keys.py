@@ -461,5 +461,5 @@ def test_a_tree_is_the_last_keys_that_exist(backend):
             keep[b, 0, i, n - 3 + j] = True
     got = sr.sdpa(query, x, x, mask=tree, backend=backend)
     np.testing.assert_allclose(got, sr.sdpa(query, x, x, mask=keep, backend=backend), atol=1e-15)
-    with pytest.raises(ValueError, match="Tree needs its L = 3 nodes among the valid keys, but KeyLengths says 2"):
+    with pytest.raises(ValueError, match="Tree needs its L = 3 nodes among the valid keys, but KeyLengths leaves 2"):
         sr.sdpa(query, x, x, mask=sr.Tree([-1, 0, 0]) & sr.KeyLengths([8, 2]), backend=backend)

@@ -87,7 +87,7 @@ def test_cases_exist(benchmarks):
         ("picky", "its taste|no gradients"),
     ],
 )
-def test_who_cannot_run_is_skipped_with_the_reason(benchmarks, name, reason):
+def test_a_backend_that_cannot_run_is_skipped_with_the_reason(benchmarks, name, reason):
     for made, rest in timed(benchmarks):
         with pytest.raises(NotImplementedError, match=reason):
             made().setup(name, *rest)
@@ -151,6 +151,68 @@ def test_both_sides_of_a_pair_compute_the_same(benchmarks, pair):
     assert_close(other().reshape(shape), *arrays, **options)
 
 
+@pytest.fixture
+def ratios(monkeypatch):
+    """Return the module that writes the first page of the dashboard."""
+    monkeypatch.syspath_prepend(str(BENCHES))
+    return importlib.import_module("ratios")
+
+
+@pytest.mark.parametrize(
+    ("values", "factor"),
+    [
+        ([1.0, 1.0, 1.0, 1.3], 1.3),
+        ([1.0, 1.0, 1.0, 1.1], 0),  # less than the threshold
+        ([1.0, 1.0, 1.4, 1.3], 0),  # as slow before
+        ([1.4, *[1.0] * 10, 1.3], 1.3),  # so slow only long ago
+        ([1.0, 1.0, 1.3], 0),  # too few
+        ([1.0, 1.0, 1.0, 1.0, 0.5], 0),
+        ([1.3], 0),
+    ],
+)
+def test_what_became_worse(ratios, values, factor):
+    times = ratios.Curve("forward.Forward.time_forward", (), [*enumerate(values)])
+    rates = ratios.Curve(ratios.PEERS, (), [(place, 1 / value) for place, value in enumerate(values)])
+    assert times.worse == pytest.approx(factor)
+    assert rates.worse == pytest.approx(factor)
+
+
+def test_the_first_page_has_ratios_and_marks_what_became_worse(ratios, tmp_path):
+    index = {
+        "benchmarks": {
+            ratios.PEERS: {"params": [["'numba'"], ["'torch'", "'jax'"], ["'vit'", "'unet'"]]},
+            "startup.Import.timeraw_import": {"params": []},
+            "memory.Memory.peakmem_forward": {"params": [["'numba'", "'cupy'"]]},
+        },
+        "revision_to_hash": {str(commit): f"{commit:040x}" for commit in range(5)},
+    }
+    graphs = {
+        ratios.PEERS: [[commit, [2.0 if commit < 4 else 1.2, None, 0.5, float("nan")]] for commit in range(5)],
+        "startup.Import.timeraw_import": [[commit, 0.1] for commit in range(5)],
+        "memory.Memory.peakmem_forward": [[0, None], [1, [None, None]]],
+    }
+    folder = tmp_path / "graphs" / "branch-main" / "machine-x"
+    folder.mkdir(parents=True)
+    for name, graph in graphs.items():
+        (folder / f"{name}.json").write_text(json.dumps(graph), encoding="utf-8")
+    found = ratios.curves(tmp_path, index)
+    assert [(curve.name, curve.parameters) for curve in found] == [
+        (ratios.PEERS, ("numba", "torch", "vit")),
+        (ratios.PEERS, ("numba", "jax", "vit")),
+        ("startup.Import.timeraw_import", ()),
+    ]
+    table, worse = ratios.page(found, index).split("What became worse")
+    assert re.findall(r'<td( class="danger")?>([\d.]+) ', table) == [(' class="danger"', "1.20"), ("", "0.50")]
+    assert re.findall(r"([\d.]+) times", worse) == ["1.67"]
+    assert "None." in ratios.page(found[1:], index)
+    assert "No result" in ratios.page([], index)
+
+
+def test_the_threshold_is_said_once(ratios):
+    assert f'".*": {ratios.THRESHOLD}\n' in (BENCHES / "asv.conf.json").read_text(encoding="utf-8")
+    assert f"--factor {1 + ratios.THRESHOLD} " in (BENCHES.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_help_of_the_dashboard_renders_nothing(tmp_path):
     command = [sys.executable, str(BENCHES / "dashboard.py"), "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -179,14 +241,14 @@ def site(tmp_path_factory):
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and tells nobody."""
+    """Serves files without a log."""
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Write no line."""
 
 
 def opened(address, folder, *options):
-    """Return a page as the browser has it when its scripts are done, and what they complained of."""
+    """Return a page as the browser has it when its scripts are done, and what they reported as errors."""
     command = [BROWSER, *CHROMIUM, f"--user-data-dir={folder}", *options, "--dump-dom", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -195,6 +257,7 @@ def opened(address, folder, *options):
 @pytest.mark.parametrize(
     ("page", "content"),
     [
+        ("", 'id="ratios"'),
         ("#/", "time_forward"),
         ("#/summarylist", "Overhead.time_call"),
         ("#/regressions", 'id="regressions-body"><'),
@@ -205,6 +268,8 @@ def test_pages_of_the_dashboard_load(site, tmp_path, page, content):
     dom, complaints = opened(site + page, tmp_path)
     assert complaints == []
     assert content in dom
+    if page in ("", "#/"):
+        assert "peakmem_forward" not in dom  # of which no result is kept
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
