@@ -175,17 +175,17 @@ def answered(model, words, caches, text, most, temperature, rng):
     start = "" if caches[0].lengths[0] else f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"
     turn = f"{start}<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     tokens, end = words.encode(turn).ids, words.token_to_id("<|im_end|>")
-    given, shown = [], ""
+    pending = []  # of a letter that is not complete
     for _ in range(most):
         token = chosen(model(np.array([tokens]), caches)[0], temperature, rng)
         tokens = [token]
         if token == end:
             break
-        given.append(token)
-        whole = words.decode(given)
-        if not whole.endswith("\ufffd"):  # else a letter of several bytes is not complete
-            yield whole[len(shown) :]
-            shown = whole
+        pending.append(token)
+        piece = words.decode(pending)
+        if not piece.endswith("\ufffd"):
+            yield piece
+            pending = []
     model(np.array([[*tokens[:1], *words.encode("\n").ids]]), caches)  # what stands between two turns
 
 

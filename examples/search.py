@@ -117,14 +117,15 @@ def data():
 
 
 def lines_of(path):
-    """Return the lines of a text that are long enough to say something, each with its place."""
-    files = sorted(path.glob("*.md")) if path.is_dir() else [path]
-    return [
-        (f"{file.name}:{number}", line.strip())
-        for file in files
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line.split()) >= 5
-    ]
+    """Return the lines of a text that are long enough to say something, each with its place; of Markdown no code."""
+    found = []
+    for file in sorted(path.glob("*.md")) if path.is_dir() else [path]:
+        code = False
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= file.suffix == ".md" and line.lstrip().startswith("```")
+            if not code and len(line.split()) >= 5:
+                found.append((f"{file.name}:{number}", line.strip()))
+    return found
 
 
 def main():

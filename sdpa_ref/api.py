@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import Any, Never, Unpack
 
+import numpy as np
+
 from sdpa_ref import registry
 from sdpa_ref._problem import NO_VALUE, differentiable, pose
 from sdpa_ref.arrays import Array
 from sdpa_ref.backend import OUTPUT, Gradients, ScoreMod
 from sdpa_ref.dropout import Dropout
+from sdpa_ref.floating_point import ieee
 from sdpa_ref.options import GradientOptions, Options, StateOptions, spelled_out
 from sdpa_ref.reference import Stages
 from sdpa_ref.spelling import parted, unknown_keyword
@@ -310,11 +313,20 @@ def sdpa_with_vjp(
     backend, rest = parted(options, GradientOptions)
     problem, caller = pose(query, key, value, **rest)
     solver = registry.choose(differentiable(problem), backend, "vjp")
-    result = solver.forward(problem, _STATE)
+    half = problem.dtype.itemsize == 2
+    result = solver.forward(problem, _STATE | {"wide"} if half and "wide" in solver.TASKS else _STATE)
+    output = result.output if result.output.dtype == problem.dtype else _rounded(result.output, problem.dtype)
 
     def vjp(grad_output: Any, grad_lse: Any = None) -> Gradients:
         incoming = caller.incoming(problem, grad_output, grad_lse)
         gradients = solver.vjp(problem, *incoming, result)
         return caller.gradients(gradients, query, key, value, rest.get("bias"), rest.get("sink"))
 
-    return caller.output(result.output), vjp
+    return caller.output(output), vjp
+
+
+@ieee
+def _rounded(output: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        rounded: Array = output.astype(dtype)
+    return rounded

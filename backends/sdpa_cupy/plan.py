@@ -138,15 +138,10 @@ def _options(problem: Any) -> Options:
     """Return what scores need more than their scale."""
     p = problem
     least, most = _SCALES[p.form.acc_dtype.itemsize]
-    if p.plain and least < p.scale < most:
+    softcap, bias, dropout = p.softcap is not None, p.bias is not None, p.dropout is not None
+    if not (softcap or bias or dropout or p.keep is not None or p.slopes is not None) and least < p.scale < most:
         return _PLAIN
-    given = (p.keep, p.slopes, p.softcap, p.bias, p.dropout)
-    return Options(
-        not least < p.scale < most or any(option is not None for option in given),
-        int(p.softcap is not None),
-        -1 if p.bias is None else TYPES[p.bias.dtype.name],
-        int(p.dropout is not None),
-    )
+    return Options(True, int(softcap), TYPES[p.bias.dtype.name] if bias else -1, int(dropout))
 
 
 _PLAIN = Options()

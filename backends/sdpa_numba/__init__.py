@@ -16,7 +16,7 @@ __all__ = [
     "set_num_threads", "unavailable", "unsupported", "vjp", "warmup",
 ]  # fmt: skip
 
-ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "affine", "encode", "warmup", "threads", "add"})
+ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "affine", "encode", "warmup", "threads", "add", "wide"})
 
 
 def unavailable() -> str | None:

@@ -15,7 +15,7 @@ from .kernels.record import ALL, BAND, BAND_NUMBERS, INTERVALS, MIDDLE, SHAPE, S
 from .plan import host_registers, sizes_for
 from .runtime.call import HEADER
 from .runtime.threads import get_num_threads, run, team
-from .strips import PRODUCT_ROWS, applied, compiled, forward, forward_in_strips, scores
+from .strips import PRODUCT_ROWS, applied, as_type, compiled, forward, forward_in_strips, scores, widened
 
 CHUNKS, LEAST_CHUNK = 4, 2  # at most so many chunks of keys, of at least so many blocks
 TILE_ROWS = 96  # a multiple of every tile's rows: cut there, dK and dV add up in the same order
@@ -49,15 +49,13 @@ def differentiate(
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
-    A `result` in a 16-bit type is computed again: its output is rounded. So is one whose scores were made in the
-    kernel by the user's function: here they are NumPy's, and weights from other scores would not sum to 1.
+    A `result` whose output is rounded to 16 bits is computed again. So is one whose scores were made in the kernel by
+    the user's function: here they are NumPy's, and weights from other scores would not sum to 1.
     """
     acc = problem.acc_dtype
-    if problem.dtype != acc:
-        query, key, value = (as_type(array, acc) for array in (problem.query, problem.key, problem.value))
-        form = problem.form._replace(dtype=acc)
-        problem, result = problem._replace(form=form, query=query, key=key, value=value), None
-    problem = problem._replace(out=None)
+    problem = widened(problem)._replace(out=None)
+    if result is not None and result.output.dtype != acc:
+        result = None
     want = frozenset({"output", "lse", "m", "z"})
     if compiled(problem.score_mod, acc.name) is not None:
         result = forward_in_strips(problem, want, None)
@@ -213,10 +211,3 @@ def row_of(width: int, sizes: Sizes) -> int:
     """Return the numbers in a packed row: whole vectors, and not eight of them, which would crowd some cache sets."""
     vectors = -(-width // sizes.panel) * sizes.panel // sizes.lanes
     return (vectors + (vectors > 0 and vectors % 8 == 0)) * sizes.lanes
-
-
-def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the array in this type and aligned, a copy only where that takes one; repeated axes stay repeated."""
-    once = array[tuple(slice(None if stride else 1) for stride in array.strides)]
-    with np.errstate(over="ignore"):
-        return np.broadcast_to(np.require(once, dtype, "A"), array.shape)

@@ -24,13 +24,31 @@ WORK_AT_ONCE = 2**22  # multiplications of a head in one matrix product, and of 
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
-    """Return what is wanted of output, lse (with m and z) and weights."""
+    """Return what is wanted of output, lse (with m and z) and weights; of "wide", the output as it was accumulated."""
+    if "wide" in want:
+        problem, want = widened(problem), want - {"wide"}
     if problem.plain or not (problem.blockwise or problem.score_mod is not None):
         return solve(problem, want)
     score_mod = compiled(problem.score_mod, problem.acc_dtype.name)
     if problem.blockwise or score_mod is None:
         return forward_in_strips(problem, want, score_mod)
     return solve(problem, want, score_mod)
+
+
+def widened(problem: Problem) -> Problem:
+    """Return the problem in its accumulation type, with an output of its own."""
+    acc = problem.acc_dtype
+    if problem.dtype == acc:
+        return problem
+    query, key, value = (as_type(array, acc) for array in (problem.query, problem.key, problem.value))
+    return problem._replace(form=problem.form._replace(dtype=acc), query=query, key=key, value=value, out=None)
+
+
+def as_type(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the array in this type and aligned, a copy only where that takes one; repeated axes stay repeated."""
+    once = array[tuple(slice(None if stride else 1) for stride in array.strides)]
+    with np.errstate(over="ignore"):
+        return np.broadcast_to(np.require(once, dtype, "A"), array.shape)
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from sdpa_ref.layers.layer import Layer
 from sdpa_ref.layers.weights import Axes, checked_input
 from sdpa_ref.stored.quantized import Quantized
 
-_FEW = 32  # rows, at most, of which a kernel makes the product with float32 weights
+_FEW = 256  # rows, at most, of which a kernel makes the product with float32 weights
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -82,44 +82,48 @@ class Linear(Layer):
         -------
         array, shape (..., out_features)
         """
-        multiply = self._kernel if backend is None else self._kernel_of(backend)
-        if multiply is not None and type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous:
+        plain = type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous
+        if plain and x.shape[-1:] == (self.in_features,):
             rows, bias = x.size // self.in_features, self.bias
-            fits = x.ndim and x.shape[-1] == self.in_features and 0 < rows <= self._most
-            if fits and (bias is None or (bias.dtype == np.float32 and bias.flags.c_contiguous)):
+            multiply = self._product(rows, backend)
+            if multiply is not None and (bias is None or (bias.dtype == np.float32 and bias.flags.c_contiguous)):
                 y: Array = multiply(x.reshape(rows, -1), bias)
                 return y.reshape(*x.shape[:-1], self.out_features)
-        return self._general(x, multiply)
+        return self._general(x, backend)
 
     @ieee
-    def _general(self, x: Any, multiply: Any) -> Array:
+    def _general(self, x: Any, backend: str | None) -> Array:
         """Return the map where NumPy multiplies, or where the numbers are not float32 yet."""
         x, weight, bias = checked_input("x", x, "in_features", in_features=self.in_features), self.weight, self.bias
-        dtype, wide, _ = _types(x.dtype, _counted(weight), None if bias is None else bias.dtype)
+        dtype, wide = _types(x.dtype, _counted(weight), None if bias is None else bias.dtype)
         rows = x.reshape(-1, self.in_features)  # one product, where NumPy would make one of each batch entry
-        bias = None if bias is None else np.ascontiguousarray(bias, wide)
+        bias, multiply = None if bias is None else dense(bias, wide), self._product(len(rows), backend)
         with np.errstate(all="ignore"):
-            if multiply is not None and wide == np.float32 and type(x) is np.ndarray and 0 < len(rows) <= self._most:
-                y = multiply(np.ascontiguousarray(rows, wide), bias)
+            if multiply is not None and wide == np.float32 and type(x) is np.ndarray:
+                y = multiply(np.ascontiguousarray(rows, wide), None if bias is None else np.ascontiguousarray(bias))
             else:
                 y = dense(rows, wide) @ dense(weight, wide).T
                 if bias is not None:
                     y += bias
             return y.reshape(*x.shape[:-1], self.out_features).astype(dtype, copy=False)
 
+    def _product(self, rows: int, backend: str | None) -> Any:
+        """Return a kernel's product of so many rows with the weights as they are stored, None where NumPy makes it."""
+        if backend is not None:
+            affine = kernel("affine", backend, "product with stored weights")
+            return affine(self.weight) if affine is not None and 0 < rows <= self._most else None
+        return self._kernel if 0 < rows <= self._most else None
+
     @cached_property
     def _kernel(self) -> Any:
-        """The product with these weights as they are stored, None where NumPy widens them."""
-        return self._kernel_of(None)
-
-    def _kernel_of(self, backend: str | None) -> Any:
-        affine = kernel("affine", backend, "product with stored weights")
-        return affine(self.weight) if affine is not None and in_place(self.weight) else None
+        affine = kernel("affine", None, "product with stored weights")
+        return None if affine is None else affine(self.weight)
 
     @cached_property
     def _most(self) -> int:
         """How many rows a kernel multiplies; NumPy is faster at many rows of float32, which it rearranges first."""
-        return _FEW if self.weight.dtype == np.float32 else sys.maxsize
+        most = _FEW if self.weight.dtype == np.float32 else sys.maxsize
+        return most if in_place(self.weight) else 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is kept of a layer that is copied or pickled."""
@@ -135,9 +139,7 @@ class Linear(Layer):
 
         @ieee
         def vjp(grad_value: Any) -> LayerGradients:
-            bias = None if self.bias is None else self.bias.dtype
-            wide = _types(given.dtype, _counted(self.weight), bias)[1]
-            x, weight = dense(given, wide), dense(self.weight, wide)
+            _, x, weight, _ = _widened(given, self.weight, self.bias)
             with np.errstate(all="ignore"):
                 grad = checked_gradient(grad_value, y.shape).astype(x.dtype, copy=False)
                 weights = affine(self, x.reshape(-1, self.in_features), grad.reshape(-1, self.out_features))
@@ -212,10 +214,8 @@ class Conv1x1(Layer):
 
 def _widened(x: Array, weight: Array, bias: Array) -> tuple[Any, ...]:
     """Return the type of the result, and the arrays in the type in which it is summed."""
-    dtype, wide, alike = _types(x.dtype, weight.dtype, None if bias is None else bias.dtype)
-    if alike:
-        return dtype, x, weight, bias
-    return dtype, *(None if array is None else array.astype(wide, copy=False) for array in (x, weight, bias))
+    dtype, wide = _types(x.dtype, _counted(weight), None if bias is None else bias.dtype)
+    return dtype, *(None if array is None else dense(array, wide) for array in (x, weight, bias))
 
 
 def _counted(weight: Any) -> np.dtype[Any] | None:
@@ -224,9 +224,8 @@ def _counted(weight: Any) -> np.dtype[Any] | None:
 
 
 @lru_cache(maxsize=64)
-def _types(x: Any, weight: Any, bias: Any) -> tuple[np.dtype[Any], np.dtype[Any], bool]:
-    """Return the common type of x, weight and bias, that in which the result is summed, and whether all are of it."""
+def _types(x: Any, weight: Any, bias: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Return the common type of x, weight and bias, and that in which the result is summed."""
     given = {name: dtype for name, dtype in {"x": x, "weight": weight, "bias": bias}.items() if dtype is not None}
     dtype = result_dtype(**given)
-    wide = accumulation_dtype(dtype)
-    return dtype, wide, all(own == wide for own in given.values())
+    return dtype, accumulation_dtype(dtype)

@@ -139,6 +139,11 @@ def test_turing():
     assert of_architecture(75, *(() if NIGHTLY else laws), max_width=16, dtypes=("float16", "bfloat16")) == []
 
 
+def test_the_sums_of_hopper():
+    laws = ("plain", "needles", "long rows", "everything")
+    assert of_architecture(90, *(() if NIGHTLY else laws), max_width=16, dtypes=("float16", "float32")) == []
+
+
 @pytest.mark.parametrize("arch", [86, 90])
 def test_tiles_fit_into_the_shared_memory_of(arch):
     for dtype, E, Ev in (("float16", 256, 256), ("float32", 128, 64)):

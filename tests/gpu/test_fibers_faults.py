@@ -84,7 +84,7 @@ FAULTS = {
                                             {"E": 8, "Ev": 8}),
     "no padding of rows": Planted("tiles.h", "sizeof(Element) + 16; }", "sizeof(Element); }", "bank conflicts",
                                   {"E": 64, "Ev": 64}),
-    "misaligned rows": Planted("tiles.h", "sizeof(Element) + 16; }", "sizeof(Element) + 8; }", "no multiple of 16"),
+    "misaligned rows": Planted("tiles.h", "sizeof(Element) + 16; }", "sizeof(Element) + 8; }", "no multiple"),
     "NaN of dropped keys": Planted("attend.cu", "if (!kept_whole(p, block, j)) harmful", "if (false) harmful", WRONG,
                                    HIDDEN),
     "columns beyond the last": Planted("attend.cu", "least(PER_CHUNK, (int)p.Ev - first)", "PER_CHUNK",

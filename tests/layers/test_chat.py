@@ -120,6 +120,39 @@ def test_the_trained_model_answers(trained):
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.parametrize(("store", "far"), [("float32", 1e-4), ("float16", 0.05)])
+def test_weights_that_are_stored_otherwise(trained, store, far):
+    """Codes are the same numbers as float32; float16 rounds them."""
+    other, _ = chat.load(chat.data(), lambda layers: None, store)
+    tokens = np.arange(1000, 1007)[None]
+    expected = trained[0](tokens, trained[0].caches())
+    np.testing.assert_allclose(other(tokens, other.caches()), expected, atol=far)
+    size = np.dtype(store).itemsize
+    assert other.nbytes == size * sum(each.weight.size for each in _products(other))
+    assert trained[0].nbytes < 100e6
+
+
+def _products(model):
+    return [model.logits, *(each for layer in model.layers for each in layer if isinstance(each, Linear))]
+
+
+def test_prompts_of_other_lengths_are_as_single_runs_of_the_trained_model(trained):
+    model, words = trained
+    prompts = [words.encode(text).ids for text in ("The capital of France is", "Hello", "One, two, three,")]
+    lengths = [len(ids) for ids in prompts]
+    tokens = np.zeros((3, max(lengths)), int)
+    for row, ids in zip(tokens, prompts, strict=True):
+        row[: len(ids)] = ids
+    caches, alone = model.caches(rows=3), [model.caches() for _ in prompts]
+    together = model(tokens, caches, lengths)
+    single = np.concatenate([model(np.array([ids]), own) for ids, own in zip(prompts, alone, strict=True)])
+    for _ in range(5):
+        np.testing.assert_allclose(together, single, atol=1e-4)
+        chosen = together.argmax(-1)
+        together = model(chosen[:, None], caches)
+        single = np.concatenate([model(token[None, None], own) for token, own in zip(chosen, alone, strict=True)])
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="a minute or two: pytest --hypothesis-profile=nightly")
 def test_the_trained_model_is_that_of_transformers(trained):
     torch = pytest.importorskip("torch", reason="PyTorch is the peer: pip install 'sdpa-ref[peers]'")

@@ -92,6 +92,8 @@ def test_a_model_of_another_family_is_refused(tmp_path):
 
 
 def test_lines_have_their_places(tmp_path):
-    (tmp_path / "a.md").write_text("# short\n\nthis line has enough words in it\n")
+    (tmp_path / "a.md").write_text(
+        "# short\n\nthis line has enough words in it\n```python\nthis line is a line of code\n```\n"
+    )
     assert search.lines_of(tmp_path) == search.lines_of(tmp_path / "a.md")
     assert search.lines_of(tmp_path) == [("a.md:3", "this line has enough words in it")]

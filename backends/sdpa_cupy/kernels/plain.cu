@@ -20,20 +20,6 @@ template <class F> DEVICE bool load_columns(Number* tile, F number_of, int rows,
     return found;
 }
 
-// Returns for which of the warp's four rows, a bit each, dropout keeps key j of this lane. Of the four keys that share
-// words four lanes take a row each, and give the others their word.
-DEVICE u32 kept_of_rows(const Parameters& p, u32 b, const Row* rows, int j) {
-    static_assert(WARP_ROWS == 4, "a lane takes row number lane % 4");
-    int lane = thread_x() % 32;
-    Words words = words_of(p, b, rows[lane % 4], (u32)j / 4);
-    u32 kept = 0;
-    UNROLL for (int mask = 0; mask < 4; mask++) {
-        int other = (lane ^ mask) % 4;
-        kept |= (u32)(shuffle_xor(word(words, other), mask) >= (u32)p.threshold) << other;
-    }
-    return kept;
-}
-
 KERNEL(attend_plainly, 32 * WARPS) {
     Table& table = *(Table*)dynamic_shared();
     Number* tile = (Number*)(dynamic_shared() + sizeof(Table));
@@ -44,6 +30,7 @@ KERNEL(attend_plainly, 32 * WARPS) {
     const Task& task = table.task;
     const Span& block = table.span;
     Row* own = table.rows + number * WARP_ROWS;
+    static_assert(WARP_ROWS == 4, "calls of kept_of_calls");
     Number* own_weights = weights + number * WARP_ROWS * KEYS;
     const Number* own_queries = queries + number * WARP_ROWS * E;
     for (int x = thread_x(); x < ROWS * E; x += THREADS) {
@@ -74,7 +61,7 @@ KERNEL(attend_plainly, 32 * WARPS) {
             }
         }
         barrier();
-        u32 kept = DROPOUT ? kept_of_rows(p, task.b, own, j + lane) : ~0u;
+        u32 kept = kept_of_calls(p, task.b, own[lane % 4], (u32)(j + lane) / 4);  // a row a call
         UNROLL for (int r = 0; r < WARP_ROWS; r++) {
             s[r] = adjusted(p, change, own[r], j + lane, s[r]);
             Number top = s[r];

@@ -49,6 +49,20 @@ DEVICE bool keeps_weight(const Parameters& p, u32 b, const Row& row, int j) {
     return !DROPOUT || word(words_of(p, b, row, (u32)j / 4), j % 4) >= (u32)p.threshold;
 }
 
+// Returns for which of four calls, a bit each, dropout keeps the key of this lane, the lane % 4th of the call's. Four lanes
+// make a call each, with the row and the quad given, and hand the others their words.
+DEVICE u32 kept_of_calls(const Parameters& p, u32 b, const Row& row, u32 quad) {
+    if (!DROPOUT) return ~0u;
+    int lane = thread_x() % 32;
+    Words words = words_of(p, b, row, quad);
+    u32 kept = 0;
+    UNROLL for (int mask = 0; mask < 4; mask++) {
+        int other = (lane ^ mask) % 4;
+        kept |= (u32)(shuffle_xor(word(words, other), mask) >= (u32)p.threshold) << other;
+    }
+    return kept;
+}
+
 // Returns the product of a query and key j, read where they lie.
 DEVICE Number dot(const Parameters& p, const char* query, const Side& key, int j) {
     Number sum = 0;

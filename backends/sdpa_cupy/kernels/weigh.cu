@@ -32,8 +32,11 @@ KERNEL(weigh, 32 * WARPS) {
 
     Number ratio = finish(p, h, top / (Number)(p.unit * LN_2), z).ratio;
     char* weights = place(p, p.weights, b, h, row.i);
-    ROLLED for (int j = lane; j < (int)p.S; j += 32) {
-        bool kept = keeps(p, row, j) && keeps_weight(p, b, row, j);
-        store(weights + j * p.weights.column, kept ? exponential(score(j) - base) * ratio : 0);
+    ROLLED for (int first = 0; first < (int)p.S; first += 128) {
+        u32 drawn = kept_of_calls(p, b, row, (u32)first / 4 + lane % 4 * 8 + lane / 4);
+        ROLLED for (int j = first + lane; j < least(first + 128, (int)p.S); j += 32, drawn >>= 1) {
+            bool kept = drawn & 1 && keeps(p, row, j);
+            store(weights + j * p.weights.column, kept ? exponential(score(j) - base) * ratio : 0);
+        }
     }
 }

@@ -113,10 +113,13 @@ def adjuster(sizes, score_mod):
                 step = stride(a.bias, 1)
                 for v in range(vectors):
                     fill_bias(p.bias_code, rows.bias + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
+                drops = score_mod is None and p.bias_drops
                 for offset in range(0, end, vector):
-                    store(here + offset, load(here + offset) + load(slab + offset))
-                if score_mod is None and p.bias_drops:
-                    drop(here, slab, end, nothing)
+                    added = load(slab + offset)
+                    score = load(here + offset) + added
+                    if drops:
+                        score = select(added == splat(nothing), splat(nothing), score)
+                    store(here + offset, score)
             if a.slopes:
                 alibi(a, b, rows, vectors, here, j0, j, count, slab + lanes * across)
             if score_mod is not None:

@@ -1,16 +1,66 @@
 """What is of the device: streams, graphs, memory, tensors of others."""
 
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 
 import sdpa_ref as sr
 
+from .laws import tried
+
 
 def device(dry):
-    """Yield whether streams, graphs, foreign tensors and far addresses are served."""
+    """Yield whether streams, graphs, foreign tensors and far addresses are served.
+
+    Without a GPU the stand-in for CuPy takes its place, whose launches the emulation runs: it has graphs and devices,
+    and none of what is drawn, measured or imported.
+    """
+    if dry:
+        yield tried("a captured call on the stand-in gives the same bits", _graph_on_the_stand_in)
+        return
     for check in (_graph, _stream, _far, _many_heads, _tensors, _nothing_left):
-        yield {"what": check.__doc__.strip("."), "ok": None if dry else bool(check())}
+        yield tried(check.__doc__.strip("."), partial(_required, check))
+
+
+def _required(check):
+    assert check(), "it does not hold"
+
+
+def _graph_on_the_stand_in():
+    """Capture a call, change its numbers, launch the graph, and compare with a call."""
+    import sys
+
+    import sdpa_cupy.compile
+    import sdpa_cupy.nvrtc
+    import strict_cupy
+    import strict_device
+    from sdpa_cupy.launch.fibers import Fibers
+    from sdpa_cupy.plan import Launch
+
+    cupy = sys.modules["cupy"] = strict_cupy.module()
+    sdpa_cupy.compile.compiled, sdpa_cupy.nvrtc.missing = strict_cupy.encoded, lambda: None
+    cupy.stream.ptr = 77
+
+    def run(kernel, name, source, defines, grid, block, parameters, shared):
+        emulated = Fibers(80)
+        for array in list(strict_cupy.live.values()):
+            emulated.address(array.host)
+        emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
+
+    strict_device.Kernel.launch = run
+    rng = np.random.default_rng(0)
+    q, k, v, new = (cupy.asarray(rng.standard_normal((2, 2, n, 16)).astype(np.float16)) for n in (3, 40, 40, 3))
+    out = cupy.asarray(np.zeros((2, 2, 3, 16), np.float16))
+    options = {"mask": sr.Causal() & sr.KeyLengths([40, 20]), "query_offset": "end", "sink": 0.5, "out": out}
+    sr.sdpa(q, k, v, **options)
+    cupy.stream.begin_capture()
+    sr.sdpa(q, k, v, **options)
+    graph = cupy.stream.end_capture()
+    q[...] = new
+    graph.launch()
+    replayed = out.get()
+    assert (sr.sdpa(q, k, v, **options).get() == replayed).all(), "the graph and the call differ"
 
 
 def _normal(*shape, dtype="float16"):

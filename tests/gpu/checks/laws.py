@@ -1,13 +1,17 @@
 """The laws of the conformance suite on the device, and small problems that reach every kernel."""
 
+import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref._problem import pose
-from sdpa_ref.testing import Capabilities, Target, assert_close, check, device, resolve
+from sdpa_ref.testing import assert_close, check, device, resolve
 from sdpa_ref.testing.cases import case
+from sdpa_ref.testing.properties import PROPERTIES
+
+DRY = ("plain", "causal", "grouped heads", "poison", "dropout")  # what the emulation is tried with
 
 SMALL = [
     dict(L=70, S=65, E=64, Ev=64, dtype="float16", heads=(4, 2), mask=("causal",), offset="end"),
@@ -19,7 +23,16 @@ SMALL = [
 ]
 
 
-def laws(dry, seconds=130):
+def tried(what, check, **more):
+    """Return a row: whether a check went well, with its error where it did not."""
+    try:
+        found = check()
+    except Exception as error:
+        return {"what": what, **more, "found": f"{type(error).__name__}: {error}"[:500], "ok": False}
+    return {"what": what, **more, "found": found or "", "ok": True}
+
+
+def laws(dry, seconds=90):
     """Yield the outcome of each law."""
     rounds = []
 
@@ -28,8 +41,12 @@ def laws(dry, seconds=130):
             rounds.append(n)
             print(f"  round {n}, {failures} failures", flush=True)
 
-    target = _whole_arrays() if dry else resolve("cupy")
-    for outcome in check(target, rounds=1 if dry else 100, seconds=seconds, progress=progress).outcomes:
+    if dry:
+        target, some = resolve("fibers"), [law for law in PROPERTIES if law.name in DRY]
+        run = check(_narrow(target), rounds=1, seconds=float("inf"), laws=some, progress=progress)
+    else:
+        run = check(resolve("cupy"), rounds=100, seconds=seconds, progress=progress)
+    for outcome in run.outcomes:
         message = outcome.failure.message if outcome.failure else ""
         cases = sum(outcome.cases.values())
         yield {"what": outcome.law.name, "cases": cases, "found": message, "ok": outcome.status != "failed"}
@@ -42,23 +59,50 @@ def small(dry):
 
         cupy.cuda.set_allocator(None)  # each array by itself, so that the sanitizer knows where it ends
     for words in SMALL:
-        if not dry:
-            it = case(0, **words)
-            assert_close(device.over(sr.sdpa, "cupy")(*it.arrays, **it.options), *it.arrays, **it.options)
-            weights = device.over(sr.sdpa_weights, "cupy")(it.query, it.key, **it.options)
-            assert_close(weights, it.query, it.key, None, what="weights", **it.options)
-        yield {"what": " ".join(f"{name}={value}" for name, value in words.items()), "ok": None if dry else True}
+        yield tried(
+            " ".join(f"{name}={value}" for name, value in words.items()), partial(_solved, dry, case(0, **words))
+        )
 
 
-def _whole_arrays():
-    """Return the array-level path over NumPy as a target."""
-    from sdpa_cupy import arrays
-    from sdpa_cupy.strips import in_strips
+def fuzz(dry, seconds=40):
+    """Yield whether random problems come out right, each of which a seed states."""
+    end = time.monotonic() + seconds
+    for seed in range(3 if dry else 10_000):
+        if time.monotonic() > end and not dry:
+            return
+        words = _words(np.random.default_rng(seed), dry)
+        yield tried(f"seed {seed}: {words}", partial(_solved, dry, case(seed, **words)))
 
-    def forward(query, key, value, **options):
-        problem, caller = pose(query, key, value, **options)
-        result = in_strips(problem, frozenset({"output"}), np.empty, partial(arrays.attend, xp=np))
-        return caller.output(result.output)
 
-    left_out = dict.fromkeys(("lse", "weights", "gradients", "lse_gradients"), False)
-    return Target("arrays", forward, Capabilities.everything(**left_out))
+def _words(rng, dry):
+    """Return a random problem; without a GPU one of few widths, each of which is another build."""
+    one = lambda *of: of[rng.integers(len(of))]  # noqa: E731
+    words = {
+        "dtype": "float16" if dry else one("float16", "bfloat16", "float32", "float64"),
+        "E": 16 if dry else int(rng.integers(1, 257)), "Ev": 16 if dry else int(rng.integers(1, 257)),
+        "L": int(rng.integers(1, 100)), "S": int(rng.integers(1, 200 if dry else 2000)),
+        "heads": one((1, 1), (2, 2), (4, 2), (6, 1)), "batch": one((), (2,), (2, 1)), "offset": "end",
+    }  # fmt: skip
+    more = {
+        "mask": one(("causal",), ("window",), ("key lengths", "&causal"), ("array",), ("packed",)),
+        "bias": one(("array",), ("holes",), ("row",), ("alibi",)),
+        "dropout": 0.3, "softcap": 2.0, "sink": one("number", "heads"),
+        "memory": one("sliced", "transposed", "negative"),
+    }  # fmt: skip
+    return words | {name: option for name, option in more.items() if rng.random() < 0.3}
+
+
+def _solved(dry, it):
+    """Raise an AssertionError where output or weights are not within their budgets."""
+    sdpa, weights = (_over(function, dry) for function in (sr.sdpa, sr.sdpa_weights))
+    assert_close(sdpa(*it.arrays, **it.options), *it.arrays, **it.options)
+    assert_close(weights(it.query, it.key, **it.options), it.query, it.key, None, what="weights", **it.options)
+
+
+def _over(function, dry):
+    return partial(function, backend="fibers") if dry else device.over(function, "cupy")
+
+
+def _narrow(target):
+    """Return the emulation, for few widths: each is another build."""
+    return replace(target, capabilities=replace(target.capabilities, max_width=16, dtypes=("float16",)))
