@@ -1,6 +1,7 @@
 """Backends, Hypothesis profiles and the loopback distribution, for all tests."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ settings.register_profile("dev", deadline=None, max_examples=25)
 settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what is to run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C could not be tested, here and in children
 
 STAND_INS = {"broken", "picky", "missing", "loopback"}  # they exist to fail, or to prove the way to a backend
 OTHER_ARRAYS = {"cupy", "dask"}
