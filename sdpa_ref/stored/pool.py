@@ -166,7 +166,7 @@ class PagePool:
         return int((self._references[own] == counts).sum())
 
     def __reduce__(self) -> Any:
-        raise TypeError("a pool is not copied, because its caches belong to one pool")
+        raise TypeError("a pool cannot be copied, because its caches belong to one pool")
 
     def __repr__(self) -> str:
         return f"PagePool({self.pages} pages of {self.page}, {self._geometry!r}, {self.free} free)"

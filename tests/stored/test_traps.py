@@ -377,7 +377,7 @@ def test_trap_25_a_chunk_longer_than_the_window(how, backend):
     pair.check(backend, L=9)
     pair.append(1)
     pair.check(backend, L=1)
-    with pytest.raises(ValueError, match=r"at most 1 of them here, got 2: row 0 has 14 tokens and a window"):
+    with pytest.raises(ValueError, match=r"at most 1 of them here, got 2: row 0 has 14 tokens, and its window"):
         pair.cache.attend(np.zeros((3, 4, 2, WIDTH), np.float32))
 
 

@@ -5,7 +5,6 @@ implicit conversion to NumPy, `flags.aligned`. What it launches, `launch` runs.
 """
 
 import pickle
-import weakref
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
@@ -18,7 +17,7 @@ FUNCTIONS = (
     "logical_or maximum minimum ones ones_like rint stack swapaxes tanh where zeros zeros_like"
 ).split()
 METHODS = "all any argmax astype copy max min repeat reshape sum swapaxes view".split()
-live = strict_device.live = weakref.WeakValueDictionary()  # the arrays that a kernel may touch
+live = strict_device.live  # the arrays that a kernel may touch
 
 
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):

@@ -49,7 +49,7 @@ def test_what_the_tutorial_says_of_it(committed, weights):
     _, _, german, english = weights.values()
     words = [word.strip() for word in committed[1][3]["rows"]]
     cat = [english[13, 8, words.index(word), words.index("cat")] for word in ("it", "tired")]
-    assert 'looks at "cat" with {:.2f}, and so does "tired" with {:.2f}'.format(*cat) in said
+    assert '"it" attends to "cat" with a weight of {:.2f}, and "tired" to "cat" with {:.2f}'.format(*cat) in said
     shares = [x[:, :, 1:, 0].mean() for x in (english, german)]
     told = "{:.0%} of the attention of all later words of the English sentence, {:.0%} in".format(*shares)
     assert told.replace("%", " %") in said
