@@ -178,6 +178,8 @@ def test_keys_and_values_of_a_cache_have_the_bits_of_each_alone(recipe, seed, dt
 
 @each
 def test_an_encoder_without_a_compiler_has_the_same_bits(recipe, monkeypatch):
+    if recipes._encoder() is None:
+        pytest.skip("it compares both encoders, and runs where there are both")
     for kind in KINDS:
         for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
             x = np.concatenate([hard_numbers(seed, dtype, kind, 80) for seed in range(40)])  # more than one task

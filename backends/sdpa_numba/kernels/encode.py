@@ -8,7 +8,7 @@ import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
-from sdpa_numba.vector.codes import binade, code_storer
+from sdpa_numba.vector.codes import FLOATS, binade, code_storer
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import lane, load_int64, loader, select, splatter, storer
 
@@ -17,7 +17,7 @@ from .views import size as size_of
 
 BLOCK = 64  # tokens of a task
 COST = 8  # multiplications in whose time a number is done
-SPANS = {"int8": 127.0, "nibble": 8.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # of the largest number's code
+SPANS = {"int8": 127.0, "nibble": 8.0} | {code: most for code, (most, *_) in FLOATS.items()}  # the largest code
 SCALES = {"float16": (-14, 10), "float32": (-126, 23)}  # least exponent, bits of mantissa
 
 
