@@ -38,6 +38,10 @@ PARAMETERS = np.dtype(
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
 
+FLOWS = {"grad": "hrc", "grad_lse": "hr", "d_query": "hrc", "d_key": "hrc", "d_value": "hrc", "d_bias": "hrc"}
+GRADIENT_PARAMETERS = np.dtype(PARAMETERS.descr + [(name, VIEW) for name in FLOWS])
+"""The same with what kernels of gradients read and write beside it."""
+
 NUMBERS = struct.Struct(f"={AXES + len(COUNTS)}q4d{len(STORAGE)}q")
 
 
@@ -72,6 +76,18 @@ def bound(
     out_chunks = output is not None and in_chunks(output, address(output))
     block = bytearray(b"".join((*views, _ENDS.pack(workspace, out_chunks), plan.numbers)))
     return np.frombuffer(block, PARAMETERS)
+
+
+def with_flows(
+    parameters: np.ndarray[Any, Any], address: Callable[[Any], int], problem: Any, arrays: tuple[Any, ...]
+) -> np.ndarray[Any, Any]:
+    """Return the parameter block with the arrays FLOWS behind it."""
+    axes = len(problem.form.batch)
+    views = [
+        _NO_VIEW if array is None else _view(array, axes, inner, address)
+        for array, inner in zip(arrays, FLOWS.values(), strict=True)
+    ]
+    return np.frombuffer(bytearray(parameters.tobytes() + b"".join(views)), GRADIENT_PARAMETERS)
 
 
 _INNER = (*VIEWS.values(),)

@@ -55,7 +55,7 @@ class Tile(NamedTuple):
         """Return the bytes of shared memory: the table, and tiles of Q, K and V, whose place the output takes."""
         key_row, value_row = width * itemsize + 16, value_width * itemsize + 16
         tiles = self.rows * key_row + self.keys * (key_row + value_row)
-        return _table(self.rows, self.warps) + max(tiles, self.rows * value_row)
+        return table_bytes(self.rows, self.warps) + max(tiles, self.rows * value_row)
 
 
 class Kernels(NamedTuple):
@@ -94,10 +94,11 @@ def kernels_for(
 ) -> Kernels:
     """Return the kernels for blocks of up to so many rows; `split`: whether several blocks share a head's keys.
 
-    What is decoded takes plain.cu, where a number keeps the accumulation type.
+    What is decoded takes plain.cu, where a number keeps the accumulation type. The largest score of a row, where it is
+    wanted, is one that weights are made of again: it is that of scores as they are, without a factor that is rounded.
     """
-    by_matrices = _has_matrix_units(form, arch) and stored != DECODED
-    general = options.general or not by_matrices
+    by_matrices = has_matrix_units(form, arch) and stored != DECODED
+    general = options.general or not by_matrices or "m" in want
     launches, block_rows = [], 1
     defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
     lie = (
@@ -117,7 +118,12 @@ def kernels_for(
     return Kernels(tuple(launches), block_rows, general)
 
 
-def _has_matrix_units(form: Form, arch: int) -> bool:
+def room_of(arch: int) -> int:
+    """Return the bytes of shared memory that a block may have."""
+    return next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
+
+
+def has_matrix_units(form: Form, arch: int) -> bool:
     """Return whether the device multiplies matrices of this type; TF32 for float32 where sums hide its rounding."""
     name = form.dtype.name
     return name == "float16" or (arch >= 80 and (name == "bfloat16" or (name == "float32" and form.E >= 16)))
@@ -125,9 +131,9 @@ def _has_matrix_units(form: Form, arch: int) -> bool:
 
 def _attend(form: Form, arch: int, rows: int, general: bool, vector: bool) -> tuple[Launch, int]:
     """Return the launch of attend.cu, its grid still empty, and the rows of a block."""
-    width, value_width, size = _padded(form.E), _padded(form.Ev), form.dtype.itemsize
+    width, value_width, size = padded(form.E), padded(form.Ev), form.dtype.itemsize
     widest = max(width, value_width)
-    room = next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
+    room = room_of(arch)
     row_tiles = 2 if widest * size <= 256 and not general else 1
     tiles = [Tile(warps, row_tiles, keys) for warps in (4, 2) for keys in (64, 32, 16)]
     tiles = [tile for tile in tiles if tile.shared(width, value_width, size) <= room]
@@ -150,16 +156,16 @@ def _plain(form: Form, arch: int) -> Launch:
         ("ELEMENT", TYPES[form.dtype.name]), ("VALUE_WIDTH", value_width), ("TURING", int(arch < 80)),
     )  # fmt: skip
     numbers = PLAIN_ROWS * (form.E + PLAIN_KEYS) + PLAIN_KEYS * (PLAIN_COLUMNS + 1)
-    shared = _table(PLAIN_ROWS, 4) + numbers * form.acc_dtype.itemsize
+    shared = table_bytes(PLAIN_ROWS, 4) + numbers * form.acc_dtype.itemsize
     return Launch("attend_plainly", "plain.cu", defines, (0, 1, 1), 128, shared)
 
 
-def _table(rows: int, warps: int) -> int:
+def table_bytes(rows: int, warps: int) -> int:
     """Return the bytes of ``Table`` of rows.h, a multiple of 16."""
     size = TASK_BYTES + (1 + warps) * SPAN_BYTES + rows * ROW_BYTES
     return size + -size % 16
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """Return a width in whole steps of the matrix units."""
     return max(16, width + -width % 16)

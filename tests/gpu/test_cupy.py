@@ -71,7 +71,8 @@ def test_what_the_stand_in_has_cupy_has():
 
 def sources():
     folder = Path(sdpa_cupy.__file__).parent
-    return folder / "arrays.py", folder / "__init__.py", folder / "launch" / "cuda.py"
+    names = "arrays", "array_gradients", "flows", "gradients", "pulls", "__init__", "launch/cuda"
+    return [folder / f"{name}.py" for name in names]
 
 
 # ---- arrays of the right kind, of one device
@@ -172,7 +173,8 @@ def test_cases_lie_on_the_device_as_on_the_host(machine, view):
 
 def test_the_laws_hold_on_the_stand_in_where_arrays_do_the_work(machine, monkeypatch):
     machine()
-    monkeypatch.setattr("sdpa_cupy.launch.fused", lambda problem, want, arch: "a test wants it so")
+    for module in ("launch", "pulls"):
+        monkeypatch.setattr(f"sdpa_cupy.{module}.fused", lambda problem, want, arch: "a test wants it so")
     run = check(resolve("cupy"), rounds=1, seconds=0)
     assert [f"{o.law.name}: {o.failure.message}" for o in run.failures] == []
     assert run.passed

@@ -41,6 +41,10 @@ struct Parameters {
     double scale, softcap, dropout_factor;  // dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
     Storage key_storage, value_storage;    // where they are not dense
+#ifdef GRADIENTS
+    View grad, grad_lse;        // what flows in: heads Hq, rows L, columns Ev; numbers (*batch, Hq, L)
+    View d_query, d_key, d_value, d_bias;  // in the type of sums: as query, key, value and bias, of all heads and entries
+#endif
 };
 
 // Returns the offset of batch item b.

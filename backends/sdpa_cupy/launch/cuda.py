@@ -16,10 +16,11 @@ import cupy
 import numpy as np
 
 from sdpa_cupy.compile import compiled
+from sdpa_cupy.gradients import differentiate
 from sdpa_cupy.launch import by_rows, takes_kernels
 from sdpa_cupy.launch import forward as launched
 from sdpa_cupy.plan import Launch, fused
-from sdpa_ref.backend import Problem, Result
+from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.masks import Intervals
 from sdpa_ref.storage import Stored
 
@@ -89,6 +90,21 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     if captured:
         _captured.append((problem, result))
     return result
+
+
+def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None) -> Gradients:
+    """Return the gradients, on the current device and stream.
+
+    Raises
+    ------
+    RuntimeError
+        In the capture of a graph.
+    """
+    if capturing():
+        raise RuntimeError("gradients cannot be captured: their arrays and sums need memory of their own")
+    launcher = current()
+    problem = on_device(problem, takes_kernels(problem, frozenset(), launcher.arch))
+    return differentiate(problem, grad_output, grad_lse, result, launcher.arch, launcher, cupy)
 
 
 def current() -> Cuda:
