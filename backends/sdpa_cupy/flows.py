@@ -22,9 +22,7 @@ class Flow(NamedTuple):
     def rows(self, here: slice) -> "Flow":
         """Return that of some rows."""
         grad_lse = None if self.grad_lse is None else self.grad_lse[..., here]
-        return Flow(
-            self.grad[..., here, :], grad_lse, self.output[..., here, :], self.m[..., here], self.z[..., here]
-        )
+        return Flow(self.grad[..., here, :], grad_lse, self.output[..., here, :], self.m[..., here], self.z[..., here])
 
 
 def flow_of(

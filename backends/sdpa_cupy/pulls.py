@@ -1,7 +1,7 @@
 """The kernels of gradients: which serve a kind of call, how they are specialised, and one call of them.
 
-``flow.cu`` computes what flows into each row, ``pull_query.cu`` the gradient of a tile of rows, ``pull_key.cu`` those of
-a tile of keys and values. Each block has sums of its own, in one order: the bits are the same in every run.
+``flow.cu`` computes what flows into each row, ``pull_query.cu`` the gradient of a tile of rows, ``pull_key.cu`` those
+of a tile of keys and values. Each block has sums of its own, in one order: the bits are the same in every run.
 """
 
 from functools import lru_cache
@@ -132,4 +132,3 @@ def pulls_for(form: Form, arch: int, options: Options, vector: bool, output: str
         query.rows,
         key.rows,
     )
-

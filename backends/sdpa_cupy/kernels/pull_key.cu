@@ -24,6 +24,7 @@ KERNEL(pull_key, 32 * WARPS) {
     auto value_row = [&](int r) { return j + r < (int)p.S ? row_at(p.value, p.value_storage, value, j + r) : nullptr; };
     load_tile<ROWS, WIDTH>(keys, key_row, p.key.numbers.column, (int)p.E);
     load_tile<ROWS, VALUE_WIDTH>(values, value_row, p.value.numbers.column, (int)p.Ev);
+    commit_copies();
 
     const Change change = change_of(p);
     Number dk[ROW_TILES][WIDTH / 8][4], dv[ROW_TILES][VALUE_WIDTH / 8][4], unit = 1;

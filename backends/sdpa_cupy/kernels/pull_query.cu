@@ -24,6 +24,7 @@ KERNEL(pull_query, 32 * WARPS) {
     load_tile<ROWS, WIDTH>(queries, row_in(p.query, task.query), p.query.column, (int)p.E);
     load_tile<ROWS, VALUE_WIDTH>(grads, row_in(p.grad, p.grad.data + batch_offset(p, p.grad, task.b)), p.grad.column,
                                  (int)p.Ev);
+    commit_copies();
     if (thread_x() < ROWS) flows[thread_x()] = flow_of(p, task.b, table.rows[thread_x()].h, table.rows[thread_x()].i);
 
     const Change change = change_of(p);
