@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.masks import Band
 from sdpa_ref.storage import Stored
 
 from .parameters import AXES, NUMBERS, PARAMETERS, bound, in_chunks
@@ -119,9 +120,15 @@ def numbers_of(p: Any, fold: int, tiles: int, chunks: int, chunk: int, unit: flo
     return NUMBERS.pack(
         *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), math.prod(form.batch), form.Hq, form.Hkv, L, S,
         form.E, form.Ev, form.Hq // form.Hkv if form.Hkv else 1, p.first_row, p.first_key, p.first_head, p.first_entry,
-        fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.scale, p.softcap or 0.0, factor, unit,
+        fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.offset if type(p.offset) is int else 0,
+        *((1, *p.visible) if is_numbers(p.visible) else _NO_BAND), p.scale, p.softcap or 0.0, factor, unit,
         *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
     )  # fmt: skip
+
+
+def is_numbers(visible: Any) -> bool:
+    """Return whether what rows see is a few ints, which kernels evaluate; arrays are evaluated for them."""
+    return type(visible) is Band and all([type(number) is int for number in visible])
 
 
 def copies_16(problem: Any) -> bool:
@@ -152,6 +159,7 @@ def options_of(problem: Any) -> Options:
 _PLAIN = Options()
 _LIMITS = (np.finfo(np.float32), np.finfo(np.float64))
 _SCALES = {limits.dtype.itemsize: (float(limits.tiny) / LOG2_E, float(limits.max) / 2) for limits in _LIMITS}
+_NO_BAND = (0,) * (1 + len(Band._fields))
 _NO_SIZES, _NOT_STORED = (0,) * AXES, (0,) * len(STORAGE)
 _BY_CHUNKS = frozenset({"output", "lse"})  # results whose keys several blocks may share
 _BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys

@@ -219,3 +219,29 @@ def test_poison_behind_the_mask_does_not_spread_on_the_stand_in(machine):
     mask = np.arange(9) != 4
     output = sr.sdpa(*device.moved((q, k, v)), mask=device.moved(mask), score_mod=plain).get()
     assert_close(output, q, k, v, mask=mask, score_mod=plain)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        sr.Segments(np.arange(200) % 3, np.arange(300) % 3),
+        ~sr.Segments(np.arange(200) % 3, np.arange(300) % 3) & sr.Causal(),
+        sr.Window(3, 0) | sr.FirstTokens(4) & sr.Causal() | sr.Chunked(50) & sr.KeyStarts(20),
+    ],
+    ids=repr,
+)
+def test_rules_are_compared_on_the_device(machine, monkeypatch, mask):
+    """Numbers of rows and keys go there, and no pair of them: what is moved is counted."""
+    cupy = machine()
+    q, k, v = qkv(L=200, S=300, batch=(), dtype=np.float32)
+    moved, asarray = [], cupy.asarray
+
+    def counted(value, dtype=None):
+        moved.append(getattr(value, "size", 1) if isinstance(value, np.ndarray) else 0)
+        return asarray(value, dtype)
+
+    arrays = device.moved((q, k, v))
+    monkeypatch.setattr(cupy, "asarray", counted)
+    output = sr.sdpa(*arrays, mask=mask, query_offset=100, score_mod=plain).get()
+    assert_close(output, q, k, v, mask=mask, query_offset=100, score_mod=plain)
+    assert max(moved) <= 300

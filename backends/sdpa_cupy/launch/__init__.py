@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sdpa_cupy import arrays
-from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, make_plan
+from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
 from sdpa_cupy.strips import in_strips, new_result
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
@@ -65,15 +65,17 @@ def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
 
 
 def by_rows(problem: Problem) -> Problem:
-    """Return the problem with visible keys and, where ALiBi needs them, positions as numbers a row.
+    """Return the problem with visible keys and, where ALiBi needs them, positions as kernels read them.
 
-    Tables of pages become what kernels read.
+    These are a few ints, or numbers a row. Tables of pages become what kernels read.
     """
     if problem.slopes is None and problem.visible is None and not problem.stored:
         return problem
-    positions = None if problem.slopes is None else problem.stands()
+    few = problem.positions is None and type(problem.offset) is int
+    positions = None if problem.slopes is None or few else problem.stands()
+    visible = problem.visible if is_numbers(problem.visible) else problem.intervals
     key, value = (_with_pages(part) if type(part) is Stored else part for part in (problem.key, problem.value))
-    return problem._replace(key=key, value=value, visible=problem.intervals, positions=positions)
+    return problem._replace(key=key, value=value, visible=visible, positions=positions)
 
 
 def _with_pages(part: Stored) -> Stored:
