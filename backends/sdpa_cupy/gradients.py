@@ -12,7 +12,7 @@ from sdpa_ref.backflow import sink_gradient
 
 from . import array_gradients
 from .flows import Flow, flow_of
-from .launch import Launcher, by_rows
+from .launch import Launcher, by_rows, takes_kernels
 from .launch import forward as launched
 from .pulls import pull, unpulled
 from .strips import ROWS
@@ -26,15 +26,19 @@ Array = Any
 def differentiate(
     problem: Problem, grad: Array, grad_lse: Array | None, result: Result | None, arch: int, launcher: Launcher, xp: Any
 ) -> Gradients:
-    """Return the canonical gradients in the accumulation type, those of biases summed to their shapes."""
+    """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
+
+    Both passes are done by kernels, or both by whole arrays: scores of other bits have weights of another sum.
+    """
 
     def forward(problem: Problem, want: frozenset[str]) -> Result:
-        return launched(problem, want, arch, launcher, xp)
+        return launched(problem, want, arch, launcher, xp, fused)
 
     def by_kernels(problem: Problem, flow: Flow) -> Gradients:
         return pull(by_rows(problem), flow, arch, launcher, xp)
 
     fused = unpulled(problem, arch) is None
+    result = result if fused or not takes_kernels(problem, WANT, arch) else None
     by = by_kernels if fused else partial(array_gradients.pull, xp=xp)
     return gradients_of(problem, grad, grad_lse, result, forward, by, xp, fused)
 

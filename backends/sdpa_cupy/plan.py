@@ -27,8 +27,10 @@ from .variants import (
     PLAIN_COLUMNS,
     SHORTEST_CHUNK,
     WIDEST,
+    WIDEST_KEYS,
     Launch,
     Options,
+    fits,
     kernels_for,
 )
 
@@ -77,9 +79,13 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
     if problem.score_mod is not None:
         return "score_mod is a Python function"
     if form.E > WIDEST or form.Ev > WIDEST:
-        return f"E = {form.E} and Ev = {form.Ev}: the fused kernels go up to {WIDEST}"
-    if len(form.batch) > AXES:
-        return f"{len(form.batch)} leading axes: the fused kernels go up to {AXES}"
+        wide = f"E = {form.E} and Ev = {form.Ev}: the fused kernels go up to"
+        if form.E > WIDEST_KEYS or form.Ev > WIDEST_KEYS:
+            return f"{wide} {WIDEST_KEYS}"
+        if problem.stored or not fits(form._replace(Ev=min(form.Ev, WIDEST)), arch):
+            return f"{wide} {WIDEST} for stored keys, and for this type on this device"
+    if len(form.batch) > AXES and problem.stored:
+        return f"{len(form.batch)} leading axes: the fused kernels go up to {AXES} for stored keys"
     if L > LARGEST or S > LARGEST or blocks > LARGEST:
         return "the fused kernels count rows, keys and blocks in 31 bits"
     return None

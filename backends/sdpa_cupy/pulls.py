@@ -12,7 +12,7 @@ import numpy as np
 from sdpa_ref.backend import Form, Gradients, Problem, Result
 
 from .flows import Flow
-from .parameters import bound, in_chunks, with_flows
+from .parameters import AXES, bound, in_chunks, with_flows
 from .plan import Plan, copies_16, fused, host_address, numbers_of, options_of
 from .stored import DENSE, TYPES
 from .variants import (
@@ -20,6 +20,7 @@ from .variants import (
     LOG2_E,
     MOST_KERNELS,
     ROW_BYTES,
+    WIDEST,
     Launch,
     Options,
     has_matrix_units,
@@ -63,6 +64,10 @@ def unpulled(problem: Problem, arch: int) -> str | None:
     p = problem._replace(blockwise=False)
     if reason := fused(p, frozenset(), arch):
         return reason
+    if len(p.batch) > AXES:
+        return f"{len(p.batch)} leading axes: the kernels of gradients go up to {AXES}"
+    if max(p.E, p.Ev) > WIDEST:
+        return f"E = {p.E} and Ev = {p.Ev}: the kernels of gradients go up to {WIDEST}"
     if p.B * max(p.Hq * p.L, p.Hkv * p.S) > LARGEST:
         return "the fused kernels count rows, keys and blocks in 31 bits"
     if pulls_for(p.form, arch, Options(True), False, p.dtype.name) is None:

@@ -19,7 +19,8 @@ SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 LOG2_E = math.log2(math.e)
 LARGEST = 2**31 - 2**10  # rows, keys and blocks are counted in 32 bits, bytes in 64
-WIDEST = 256
+WIDEST = 256  # columns of an output whose sums fit the registers of a block
+WIDEST_KEYS = 2 * WIDEST  # columns of keys, which only pass through shared memory
 FEW_ROWS = 64  # up to here the heads of a group share tiles, and long keys are split
 CHUNKS = 64
 SHORTEST_CHUNK = 256
@@ -118,6 +119,16 @@ def kernels_for(
     return Kernels(tuple(launches), block_rows, general)
 
 
+_KEYS = (64, 32, 16)
+
+
+def fits(form: Form, arch: int) -> bool:
+    """Return whether the tiles of keys wider than WIDEST fit the shared memory of a device."""
+    if not has_matrix_units(form, arch):
+        return _plain(form, arch).shared <= room_of(arch)
+    return Tile(1, 1, _KEYS[-1]).shared(padded(form.E), padded(form.Ev), form.dtype.itemsize) <= room_of(arch)
+
+
 def room_of(arch: int) -> int:
     """Return the bytes of shared memory that a block may have."""
     return next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
@@ -135,7 +146,7 @@ def _attend(form: Form, arch: int, rows: int, general: bool, vector: bool) -> tu
     widest = max(width, value_width)
     room = room_of(arch)
     row_tiles = 2 if widest * size <= 256 and not general else 1
-    tiles = [Tile(warps, row_tiles, keys) for warps in (4, 2) for keys in (64, 32, 16)]
+    tiles = [Tile(warps, row_tiles, keys) for warps in ((4, 2) if width <= WIDEST else (4, 2, 1)) for keys in _KEYS]
     tiles = [tile for tile in tiles if tile.shared(width, value_width, size) <= room]
     twice = [tile for tile in tiles if tile.shared(width, value_width, size) <= room // 2 - 1024 and tile.keys > 16]
     tile = (twice or tiles)[0]

@@ -199,11 +199,13 @@ def test_functions_of_scores_and_wide_heads_take_whole_arrays(machine, launches)
     f.derivative = lambda s, b, h, i, j: np.full_like(s, 1.5) if isinstance(s, np.ndarray) else s * 0 + 1.5
     for arrays, options in (
         (qkv(L=150, S=7), {"score_mod": f, "softcap": 3.0, "sink": np.array([0.1, 0.2, 0.3, 0.4])}),
+        (qkv(batch=(1,) * 8 + (2,)), {"mask": sr.Causal(), "query_offset": 3}),
         (qkv(E=300), {"bias": RNG.standard_normal((4, 1, 7)).astype(np.float32), "dropout": sr.Dropout(0.3, 2)}),
     ):
         grad = RNG.standard_normal((*arrays[0].shape[:-1], 24)).astype(np.float32)
         assert_right(found(arrays, grad, **options), arrays, grad, **options)
-    assert not launches
+        _, vjp = sr.sdpa_with_vjp(*device.moved(arrays), **{n: device.moved(x) for n, x in options.items()})
+        assert_right(device.back(vjp(device.moved(grad))), arrays, grad, **options)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -19,6 +19,7 @@ from sdpa_cupy.compile import compiled
 from sdpa_cupy.gradients import differentiate
 from sdpa_cupy.launch import by_rows, takes_kernels
 from sdpa_cupy.launch import forward as launched
+from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, fused, is_numbers
 from sdpa_cupy.pulls import unpulled
 from sdpa_ref.backend import Gradients, Problem, Result
@@ -124,6 +125,8 @@ def _uncapturable(problem: Problem, want: frozenset[str], arch: int) -> str | No
     """Return what a call does besides launches, whose memory others could get while a graph still uses it."""
     if isinstance(problem.sink, cupy.ndarray):
         return "its sink has to be made float64, which NumPy's numbers would be beforehand"
+    if len(problem.form.batch) > AXES:
+        return f"more than {AXES} leading axes"
     return fused(problem, want, arch)
 
 
