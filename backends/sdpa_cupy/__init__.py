@@ -6,16 +6,16 @@ CuPy is imported when the backend is first used or queried, never before, so tha
 import os
 from typing import Any
 
-from sdpa_ref.backend import Problem, Result
+from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.storage import arrays_in
 
 from . import nvrtc
 from .ahead import details, warmup
 from .plan import fused
 
-__all__ = ["ARRAYS", "TASKS", "details", "forward", "unavailable", "unsupported", "warmup"]
+__all__ = ["ARRAYS", "TASKS", "details", "forward", "unavailable", "unsupported", "vjp", "warmup"]
 
-ARRAYS, TASKS = "cupy", frozenset({"details", "warmup"})
+ARRAYS, TASKS = "cupy", frozenset({"details", "vjp", "warmup"})
 OLDEST = 75
 _INSTALL = "pip install 'sdpa-ref[cupy13]' for CUDA 13, 'sdpa-ref[cupy12]' for CUDA 12"
 
@@ -58,6 +58,13 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     from .launch import cuda
 
     return cuda.forward(problem, want)
+
+
+def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
+    """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
+    from .launch import cuda
+
+    return cuda.vjp(problem, grad_output, grad_lse, result)
 
 
 def _no_device(cupy: Any) -> str | None:

@@ -5,7 +5,7 @@ the rest: matrix products and sums of array libraries may add in another order f
 the accumulation type; CuPy's of batched 16-bit arrays are slow or fail.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,16 +19,32 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
+class Scores(NamedTuple):
+    """The scores of a head and a tile of keys, by stages.
+
+    Attributes
+    ----------
+    capped, biased : after the soft cap; after bias and ALiBi
+    final : after `score_mod`, -inf where the row drops the key
+    keep : whether it keeps the key
+    """
+
+    capped: Array
+    biased: Array
+    final: Array
+    keep: Array
+
+
 def attend(problem: Problem, result: Result, xp: Any, keys: int = KEYS) -> None:
     """Fill in the arrays of `result` for a problem of few rows, without rules, with any number of keys."""
-    problem = _spread(problem)
+    problem = spread(problem)
     with np.errstate(all="ignore"):  # NaN and inf follow IEEE, silently
         for n, batch in enumerate(np.ndindex(problem.batch)):
             for h in range(problem.Hq):
                 _one_head(problem, result, xp, keys, n, (*batch, h))
 
 
-def _spread(p: Problem) -> Problem:
+def spread(p: Problem) -> Problem:
     """Return the problem with all arrays broadcast to the batch, heads and rows."""
 
     def to(array: Any, *shape: int) -> Any:
@@ -50,17 +66,17 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
     m = xp.full(p.L, -np.inf, p.acc_dtype)
     z, o = xp.zeros(p.L, p.acc_dtype), xp.zeros((p.L, p.Ev), p.acc_dtype)
     for tile in tiles:
-        s, keep = _scores(p, xp, query, b, at, tile)
+        _, _, s, keep = scores(p, xp, query, b, at, tile)
         top = xp.maximum(m, s.max(1))
-        base = _finite(xp, top)
+        base = finite(xp, top)
         e, shrunk = xp.exp(s - base[:, None]), xp.exp(m - base)
         m, z = top, z * shrunk + e.sum(1)
         if result.output is not None:
-            value = _taken(p, p.value, kv, tile).astype(p.acc_dtype, order="C")
-            o = o * shrunk[:, None] + _mixed(xp, e * _dropped(p, xp, b, at, tile), keep, value)
+            value = taken(p, p.value, kv, tile).astype(p.acc_dtype, order="C")
+            o = o * shrunk[:, None] + mixed(xp, e * dropped(p, xp, b, at, tile), keep, value)
 
     top = m if p.sink is None else xp.maximum(m, p.sink[at[-1]].astype(p.acc_dtype))
-    base = _finite(xp, top)
+    base = finite(xp, top)
     shrunk = xp.exp(m - base)
     z = z * shrunk
     if p.sink is not None:
@@ -75,12 +91,12 @@ def _one_head(p: Problem, result: Result, xp: Any, keys: int, b: int, at: tuple[
         result.m[at], result.z[at] = top, z
     if result.weights is not None:
         for tile in tiles:
-            s, keep = _scores(p, xp, query, b, at, tile)
-            w = xp.where(keep, xp.exp(s - base[:, None]) / divisor[:, None], 0) * _dropped(p, xp, b, at, tile)
+            _, _, s, keep = scores(p, xp, query, b, at, tile)
+            w = xp.where(keep, xp.exp(s - base[:, None]) / divisor[:, None], 0) * dropped(p, xp, b, at, tile)
             result.weights[at][:, tile] = w.astype(p.dtype)
 
 
-def _taken(p: Problem, array: Array | Stored, at: tuple[int, ...], tile: slice) -> Array:
+def taken(p: Problem, array: Array | Stored, at: tuple[int, ...], tile: slice) -> Array:
     """Return the keys or values of a tile of one head, gathered and decoded where they are stored."""
     if not isinstance(array, Stored):
         return array[at][tile]
@@ -88,14 +104,15 @@ def _taken(p: Problem, array: Array | Stored, at: tuple[int, ...], tile: slice) 
     return np.broadcast_to(rows, (*p.batch, *rows.shape[-3:]))[at]
 
 
-def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile: slice) -> tuple[Array, Array]:
-    """Return the scores (L, keys of the tile), -inf where the row drops the key, and whether it keeps it."""
+def scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile: slice) -> Scores:
+    """Return the scores of a head and a tile of keys, ``(L, keys of the tile)``."""
     batch, h, acc = at[:-1], at[-1], p.acc_dtype
     j, most = xp.arange(tile.start, tile.stop), float(np.finfo(acc).max)
-    s = query @ _taken(p, p.key, (*batch, h // p.group), tile).astype(acc, order="C").T
+    s = query @ taken(p, p.key, (*batch, h // p.group), tile).astype(acc, order="C").T
     s = s * acc.type(p.scale)
     if p.softcap is not None:
         s = xp.tanh(s / acc.type(p.softcap)) * acc.type(p.softcap)
+    capped = s
     keep = xp.ones(s.shape, bool)
     if p.visible is not None:
         prefix, start, stop = (bound[batch][:, None] for bound in p.visible)
@@ -109,16 +126,22 @@ def _scores(p: Problem, xp: Any, query: Array, b: int, at: tuple[int, ...], tile
     if p.slopes is not None:
         keys = j if p.key_positions is None else p.key_positions[batch][tile]
         s = s - (p.slopes[at] * abs(p.positions[batch][:, None] - keys)).astype(acc)
+    biased = s
     if p.score_mod is not None:
-        i = xp.arange(p.first_row, p.first_row + p.L)
-        first = xp.full((1, 1, 1, 1), p.first_entry + b), xp.full((1, 1, 1, 1), p.first_head + h)
-        indices = (*first, i[None, None, :, None], p.first_key + j[None, None, None, :])
-        plain = getattr(p.score_mod, "py_func", p.score_mod)  # of a function that Numba would compile for the CPU
-        s = xp.broadcast_to(xp.asarray(plain(s[None, None], *indices), acc), (1, 1, *s.shape))[0, 0]
-    return xp.where(keep, s, -np.inf), keep
+        s = by_function(p.score_mod, p, xp, s, b, h, tile)
+    return Scores(capped, biased, xp.where(keep, s, -np.inf), keep)
 
 
-def _mixed(xp: Any, weights: Array, keep: Array, value: Array) -> Array:
+def by_function(f: Any, p: Problem, xp: Any, s: Array, b: int, h: int, tile: slice) -> Array:
+    """Return what a function of the user's makes of the scores of a head and a tile of keys."""
+    i, j = xp.arange(p.first_row, p.first_row + p.L), p.first_key + xp.arange(tile.start, tile.stop)
+    first = xp.full((1, 1, 1, 1), p.first_entry + b), xp.full((1, 1, 1, 1), p.first_head + h)
+    indices = (*first, i[None, None, :, None], j[None, None, None, :])
+    plain = getattr(f, "py_func", f)  # of a function that Numba would compile for the CPU
+    return xp.broadcast_to(xp.asarray(plain(s[None, None], *indices), p.acc_dtype), (1, 1, *s.shape))[0, 0]
+
+
+def mixed(xp: Any, weights: Array, keep: Array, value: Array) -> Array:
     """Return weights times value, where a key that a row drops adds nothing to it, not even 0 * NaN."""
     harmful = ~xp.isfinite(value)
     if not harmful.any():
@@ -130,7 +153,7 @@ def _mixed(xp: Any, weights: Array, keep: Array, value: Array) -> Array:
     return mixed
 
 
-def _dropped(p: Problem, xp: Any, b: int, at: tuple[int, ...], tile: slice) -> Any:
+def dropped(p: Problem, xp: Any, b: int, at: tuple[int, ...], tile: slice) -> Any:
     """Return what dropout multiplies the weights of a tile with."""
     if p.dropout is None:
         return p.acc_dtype.type(1)
@@ -157,6 +180,6 @@ def _philox(counter: tuple[Array, ...], seed: int) -> tuple[Array, ...]:
     return c0, c1, c2, c3
 
 
-def _finite(xp: Any, top: Array) -> Array:
+def finite(xp: Any, top: Array) -> Array:
     """Return the maxima, with 0 for a row that sees nothing, where -inf - -inf would be NaN."""
     return xp.where(top == -np.inf, 0, top)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdpa_ref.masks import Band
+
 from .stored import STORAGE, Pages, parts_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ VIEWS = {  # the arrays of the parameter block, and the axes that each has behin
 COUNTS = (
     "axes", "B", "Hq", "Hkv", "L", "S", "E", "Ev", "group", "first_row",
     "first_key", "first_head", "first_entry", "fold", "tiles", "chunks", "chunk", "threshold", "seed_low", "seed_high",
+    "place", "banded", *(f"band_{name}" for name in Band._fields),
 )  # fmt: skip
 PARAMETERS = np.dtype(
     [(name, VIEW) for name in VIEWS]
@@ -37,6 +40,10 @@ PARAMETERS = np.dtype(
     + [(name, np.int64) for name in STORAGE]
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
+
+FLOWS = {"grad": "hrc", "grad_lse": "hr", "d_query": "hrc", "d_key": "hrc", "d_value": "hrc", "d_bias": "hrc"}
+GRADIENT_PARAMETERS = np.dtype(PARAMETERS.descr + [(name, VIEW) for name in FLOWS])
+"""The same with what kernels of gradients read and write beside it."""
 
 NUMBERS = struct.Struct(f"={AXES + len(COUNTS)}q4d{len(STORAGE)}q")
 
@@ -52,13 +59,15 @@ def bound(
     address : callable
         Gives the address of an array's first element.
     problem : Problem
-        With `visible` as intervals, `positions`, `slopes` and `sink`, all in the device's memory.
+        With `visible` as a band of ints or as intervals, `positions`, `slopes` and `sink`, arrays all in the device's
+        memory.
     result : Result
         What is to be filled.
     workspace : int
         Address of the workspace, 0 for none.
     """
-    intervals = problem.visible or _NO_INTERVALS
+    visible = problem.visible
+    intervals = _NO_INTERVALS if visible is None or type(visible) is Band else visible
     p, axes = problem, len(problem.form.batch)
     arrays = (
         p.query, *parts_of(p.key), *parts_of(p.value), *result, *intervals, p.positions, p.keep, p.bias, p.slopes,
@@ -72,6 +81,18 @@ def bound(
     out_chunks = output is not None and in_chunks(output, address(output))
     block = bytearray(b"".join((*views, _ENDS.pack(workspace, out_chunks), plan.numbers)))
     return np.frombuffer(block, PARAMETERS)
+
+
+def with_flows(
+    parameters: np.ndarray[Any, Any], address: Callable[[Any], int], problem: Any, arrays: tuple[Any, ...]
+) -> np.ndarray[Any, Any]:
+    """Return the parameter block with the arrays FLOWS behind it."""
+    axes = len(problem.form.batch)
+    views = [
+        _NO_VIEW if array is None else _view(array, axes, inner, address)
+        for array, inner in zip(arrays, FLOWS.values(), strict=True)
+    ]
+    return np.frombuffer(bytearray(parameters.tobytes() + b"".join(views)), GRADIENT_PARAMETERS)
 
 
 _INNER = (*VIEWS.values(),)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.masks import Band
 from sdpa_ref.storage import Stored
 
 from .parameters import AXES, NUMBERS, PARAMETERS, bound, in_chunks
@@ -26,8 +27,10 @@ from .variants import (
     PLAIN_COLUMNS,
     SHORTEST_CHUNK,
     WIDEST,
+    WIDEST_KEYS,
     Launch,
     Options,
+    fits,
     kernels_for,
 )
 
@@ -76,9 +79,13 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
     if problem.score_mod is not None:
         return "score_mod is a Python function"
     if form.E > WIDEST or form.Ev > WIDEST:
-        return f"E = {form.E} and Ev = {form.Ev}: the fused kernels go up to {WIDEST}"
-    if len(form.batch) > AXES:
-        return f"{len(form.batch)} leading axes: the fused kernels go up to {AXES}"
+        wide = f"E = {form.E} and Ev = {form.Ev}: the fused kernels go up to"
+        if form.E > WIDEST_KEYS or form.Ev > WIDEST_KEYS:
+            return f"{wide} {WIDEST_KEYS}"
+        if problem.stored or not fits(form._replace(Ev=min(form.Ev, WIDEST)), arch):
+            return f"{wide} {WIDEST} for stored keys, and for this type on this device"
+    if len(form.batch) > AXES and problem.stored:
+        return f"{len(form.batch)} leading axes: the fused kernels go up to {AXES} for stored keys"
     if L > LARGEST or S > LARGEST or blocks > LARGEST:
         return "the fused kernels count rows, keys and blocks in 31 bits"
     return None
@@ -97,7 +104,7 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     chunks, count, rows = max(1, -(-S // max(1, chunk))), B * form.Hq * L, fold * L
     stored = storage_of(p) if p.stored else DENSE
     block = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else LARGEST  # fewer rows take fewer warps
-    kernels = kernels_for(form, arch, block, chunks > 1, _options(p), want,
+    kernels = kernels_for(form, arch, block, chunks > 1, options_of(p), want,
                           stored != DECODED and copies_16(p), stored) if count else NO_KERNELS  # fmt: skip
     tiles = -(-rows // kernels.rows)
     tasks, by_row = B * (form.Hq // fold if fold else 0) * tiles * chunks, -(-count // 4)
@@ -106,35 +113,46 @@ def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
                each.threads, each.shared)
         for each in kernels.launches
     ])  # fmt: skip
-    dropout = p.dropout
-    threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
-    numbers = NUMBERS.pack(
-        *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), B, form.Hq, form.Hkv, L, S, form.E, form.Ev, group,
-        p.first_row, p.first_key, p.first_head, p.first_entry, fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF,
-        seed >> 32, p.scale, p.softcap or 0.0, factor, LOG2_E if kernels.general else 1.0,
-        *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
-    )  # fmt: skip
+    numbers = numbers_of(p, fold, tiles, chunks, chunk, LOG2_E if kernels.general else 1.0)
     split = count and chunks > 1 and want & _BY_CHUNKS
     workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0
     return Plan(launches, workspace, numbers)
+
+
+def numbers_of(p: Any, fold: int, tiles: int, chunks: int, chunk: int, unit: float) -> bytes:
+    """Return the parameter block behind the arrays; how the work is cut as in ``Parameters``."""
+    form, dropout, L, S = p.form, p.dropout, p.query.shape[-2], p.key.shape[-2]
+    threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
+    return NUMBERS.pack(
+        *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), math.prod(form.batch), form.Hq, form.Hkv, L, S,
+        form.E, form.Ev, form.Hq // form.Hkv if form.Hkv else 1, p.first_row, p.first_key, p.first_head, p.first_entry,
+        fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.offset if type(p.offset) is int else 0,
+        *((1, *p.visible) if is_numbers(p.visible) else _NO_BAND), p.scale, p.softcap or 0.0, factor, unit,
+        *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
+    )  # fmt: skip
+
+
+def is_numbers(visible: Any) -> bool:
+    """Return whether what rows see is a few ints, which kernels evaluate; arrays are evaluated for them."""
+    return type(visible) is Band and all([type(number) is int for number in visible])
 
 
 def copies_16(problem: Any) -> bool:
     """Return whether query, key and value can be read 16 bytes at a time."""
     for part in (problem.query, problem.key, problem.value):
         array = part.numbers if type(part) is Stored else part
-        if array is not None and not in_chunks(array, _host_address(array)):
+        if array is not None and not in_chunks(array, host_address(array)):
             return False
     return True
 
 
-def _host_address(array: Any) -> int:
+def host_address(array: Any) -> int:
     """Return the address of an array of NumPy's or CuPy's."""
     address: int = array.ctypes.data if type(array) is np.ndarray else array.data.ptr
     return address
 
 
-def _options(problem: Any) -> Options:
+def options_of(problem: Any) -> Options:
     """Return what scores need more than their scale."""
     p = problem
     least, most = _SCALES[p.form.acc_dtype.itemsize]
@@ -147,6 +165,7 @@ def _options(problem: Any) -> Options:
 _PLAIN = Options()
 _LIMITS = (np.finfo(np.float32), np.finfo(np.float64))
 _SCALES = {limits.dtype.itemsize: (float(limits.tiny) / LOG2_E, float(limits.max) / 2) for limits in _LIMITS}
+_NO_BAND = (0,) * (1 + len(Band._fields))
 _NO_SIZES, _NOT_STORED = (0,) * AXES, (0,) * len(STORAGE)
 _BY_CHUNKS = frozenset({"output", "lse"})  # results whose keys several blocks may share
 _BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys

@@ -19,7 +19,8 @@ SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
 LOG2_E = math.log2(math.e)
 LARGEST = 2**31 - 2**10  # rows, keys and blocks are counted in 32 bits, bytes in 64
-WIDEST = 256
+WIDEST = 256  # columns of an output whose sums fit the registers of a block
+WIDEST_KEYS = 2 * WIDEST  # columns of keys, which only pass through shared memory
 FEW_ROWS = 64  # up to here the heads of a group share tiles, and long keys are split
 CHUNKS = 64
 SHORTEST_CHUNK = 256
@@ -55,7 +56,7 @@ class Tile(NamedTuple):
         """Return the bytes of shared memory: the table, and tiles of Q, K and V, whose place the output takes."""
         key_row, value_row = width * itemsize + 16, value_width * itemsize + 16
         tiles = self.rows * key_row + self.keys * (key_row + value_row)
-        return _table(self.rows, self.warps) + max(tiles, self.rows * value_row)
+        return table_bytes(self.rows, self.warps) + max(tiles, self.rows * value_row)
 
 
 class Kernels(NamedTuple):
@@ -94,10 +95,11 @@ def kernels_for(
 ) -> Kernels:
     """Return the kernels for blocks of up to so many rows; `split`: whether several blocks share a head's keys.
 
-    What is decoded takes plain.cu, where a number keeps the accumulation type.
+    What is decoded takes plain.cu, where a number keeps the accumulation type. The largest score of a row, where it is
+    wanted, is one that weights are made of again: it is that of scores as they are, without a factor that is rounded.
     """
-    by_matrices = _has_matrix_units(form, arch) and stored != DECODED
-    general = options.general or not by_matrices
+    by_matrices = has_matrix_units(form, arch) and stored != DECODED
+    general = options.general or not by_matrices or "m" in want
     launches, block_rows = [], 1
     defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
     lie = (
@@ -117,7 +119,22 @@ def kernels_for(
     return Kernels(tuple(launches), block_rows, general)
 
 
-def _has_matrix_units(form: Form, arch: int) -> bool:
+_KEYS = (64, 32, 16)
+
+
+def fits(form: Form, arch: int) -> bool:
+    """Return whether the tiles of keys wider than WIDEST fit the shared memory of a device."""
+    if not has_matrix_units(form, arch):
+        return _plain(form, arch).shared <= room_of(arch)
+    return Tile(1, 1, _KEYS[-1]).shared(padded(form.E), padded(form.Ev), form.dtype.itemsize) <= room_of(arch)
+
+
+def room_of(arch: int) -> int:
+    """Return the bytes of shared memory that a block may have."""
+    return next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
+
+
+def has_matrix_units(form: Form, arch: int) -> bool:
     """Return whether the device multiplies matrices of this type; TF32 for float32 where sums hide its rounding."""
     name = form.dtype.name
     return name == "float16" or (arch >= 80 and (name == "bfloat16" or (name == "float32" and form.E >= 16)))
@@ -125,11 +142,11 @@ def _has_matrix_units(form: Form, arch: int) -> bool:
 
 def _attend(form: Form, arch: int, rows: int, general: bool, vector: bool) -> tuple[Launch, int]:
     """Return the launch of attend.cu, its grid still empty, and the rows of a block."""
-    width, value_width, size = _padded(form.E), _padded(form.Ev), form.dtype.itemsize
+    width, value_width, size = padded(form.E), padded(form.Ev), form.dtype.itemsize
     widest = max(width, value_width)
-    room = next(kib for known, kib in sorted(SHARED.items(), reverse=True) if known <= arch) * 1024
+    room = room_of(arch)
     row_tiles = 2 if widest * size <= 256 and not general else 1
-    tiles = [Tile(warps, row_tiles, keys) for warps in (4, 2) for keys in (64, 32, 16)]
+    tiles = [Tile(warps, row_tiles, keys) for warps in ((4, 2) if width <= WIDEST else (4, 2, 1)) for keys in _KEYS]
     tiles = [tile for tile in tiles if tile.shared(width, value_width, size) <= room]
     twice = [tile for tile in tiles if tile.shared(width, value_width, size) <= room // 2 - 1024 and tile.keys > 16]
     tile = (twice or tiles)[0]
@@ -150,16 +167,16 @@ def _plain(form: Form, arch: int) -> Launch:
         ("ELEMENT", TYPES[form.dtype.name]), ("VALUE_WIDTH", value_width), ("TURING", int(arch < 80)),
     )  # fmt: skip
     numbers = PLAIN_ROWS * (form.E + PLAIN_KEYS) + PLAIN_KEYS * (PLAIN_COLUMNS + 1)
-    shared = _table(PLAIN_ROWS, 4) + numbers * form.acc_dtype.itemsize
+    shared = table_bytes(PLAIN_ROWS, 4) + numbers * form.acc_dtype.itemsize
     return Launch("attend_plainly", "plain.cu", defines, (0, 1, 1), 128, shared)
 
 
-def _table(rows: int, warps: int) -> int:
+def table_bytes(rows: int, warps: int) -> int:
     """Return the bytes of ``Table`` of rows.h, a multiple of 16."""
     size = TASK_BYTES + (1 + warps) * SPAN_BYTES + rows * ROW_BYTES
     return size + -size % 16
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """Return a width in whole steps of the matrix units."""
     return max(16, width + -width % 16)

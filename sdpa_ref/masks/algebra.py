@@ -171,11 +171,12 @@ class Mask(Frozen):
         rows = self._rows(grid)
         if rows is None:
             return self._pairs(grid, i0, i1)
-        j = np.arange(grid.S)
-        keep = np.zeros((i1 - i0, grid.S), bool)
+        j = grid.there(np.arange(grid.S))
+        keep = grid.there(np.zeros((i1 - i0, 1), bool)) & (j < 0)
         for start, stop in rows:
             start, stop = (
-                np.broadcast_to(x, np.broadcast_shapes(x.shape, (grid.L,)))[..., i0:i1] for x in (start, stop)
+                grid.there(np.broadcast_to(x, np.broadcast_shapes(x.shape, (grid.L,)))[..., i0:i1])
+                for x in (start, stop)
             )
             keep = keep | ((j >= start[..., None]) & (j < stop[..., None]))
         return keep[..., None, :, :] if keep.ndim > 2 else keep

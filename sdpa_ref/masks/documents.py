@@ -64,7 +64,8 @@ class Segments(Mask):
         return [(bounds[..., 0], bounds[..., 1])]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:
-        return (self.q_ids[..., i0:i1, None] == self.k_ids[..., None, :])[..., None, :, :]
+        queries, keys = grid.there(self.q_ids[..., i0:i1]), grid.there(self.k_ids)
+        return (queries[..., None] == keys[..., None, :])[..., None, :, :]
 
     def _within(self, block: Block) -> Mask:
         (i0, i1), (j0, j1) = block.rows, block.keys

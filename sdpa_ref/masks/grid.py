@@ -67,6 +67,10 @@ class Grid(NamedTuple):
         """Return which keys the rows [i0, i1) see as an array of that kind, whether an array said so or a rule did."""
         return module_of(self.kind).asarray(mask._keep(self, i0, i1))
 
+    def there(self, bounds: Bound) -> Any:
+        """Return numbers of a few rows or keys where the pairs of these are compared: in the memory of the device."""
+        return module_of(self.kind).asarray(bounds) if self.kind == "cupy" else bounds
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the weights, ``(*batch, Hq, L, S)``."""

@@ -19,11 +19,11 @@ def over(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     """Return a public function that takes and returns NumPy arrays and computes with a backend of CuPy arrays."""
 
     def computed(*arrays: Any, **options: Any) -> Any:
-        options |= {name: moved(options[name]) for name in ("mask", "bias", "sink") if name in options}
+        options |= {name: moved(options[name]) for name in ("mask", "bias", "sink", "grad_lse") if name in options}
         result = function(*map(moved, arrays), backend=backend, **options)
         if isinstance(result, sdpa_ref.AttentionState):
             return _triple(result)
-        return result.get()
+        return back(result)
 
     return computed
 
@@ -36,6 +36,13 @@ def merged(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
 def _triple(state: sdpa_ref.AttentionState) -> tuple[Any, ...]:
     """Return output and lse as NumPy arrays, and the state itself, which has more."""
     return state.output.get(), state.lse.get(), state
+
+
+def back(value: Any) -> Any:
+    """Return CuPy arrays, those in tuples too, as NumPy arrays."""
+    if isinstance(value, tuple):
+        return tuple(map(back, value))
+    return value.get() if hasattr(value, "get") else value
 
 
 def moved(value: Any) -> Any:

@@ -176,21 +176,23 @@ def _of_backend(name: str) -> Target:
     about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
     if backend.ARRAYS == "dask":
         return _of_chunks(name, about)
+    has_gradients = "vjp" in backend.TASKS
+    claims = Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients)
     if backend.ARRAYS != "numpy":
         return Target(
             name=name,
             forward=device.over(sdpa_ref.sdpa, name),
-            capabilities=Capabilities.everything(gradients=False, lse_gradients=False),
+            capabilities=claims,
             state=device.over(sdpa_ref.sdpa_state, name),
             weights=device.over(sdpa_ref.sdpa_weights, name),
+            vjp=device.over(sdpa_ref.sdpa_vjp, name) if has_gradients else None,
             merge=device.merged,
             about=f"{about}; cases are moved to {backend.ARRAYS} arrays and back",
         )
-    has_gradients = hasattr(backend, "vjp")
     return Target(
         name=name,
         forward=partial(sdpa_ref.sdpa, backend=name),
-        capabilities=Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients),
+        capabilities=claims,
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,

@@ -45,7 +45,7 @@ def by_fibers(monkeypatch):
         pytest.skip(fibers.unavailable())
 
     def run(kernel, name, source, defines, grid, block, parameters, shared):
-        emulated = fibers.Fibers(arch=80)
+        emulated = fibers.Fibers(int(strict_device.current[0].compute_capability))
         for array in list(strict_cupy.live.values()):
             emulated.address(array.host)
         emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)

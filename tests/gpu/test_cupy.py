@@ -71,7 +71,8 @@ def test_what_the_stand_in_has_cupy_has():
 
 def sources():
     folder = Path(sdpa_cupy.__file__).parent
-    return folder / "arrays.py", folder / "__init__.py", folder / "launch" / "cuda.py"
+    names = "arrays", "array_gradients", "flows", "gradients", "pulls", "__init__", "launch/cuda"
+    return [folder / f"{name}.py" for name in names]
 
 
 # ---- arrays of the right kind, of one device
@@ -172,7 +173,8 @@ def test_cases_lie_on_the_device_as_on_the_host(machine, view):
 
 def test_the_laws_hold_on_the_stand_in_where_arrays_do_the_work(machine, monkeypatch):
     machine()
-    monkeypatch.setattr("sdpa_cupy.launch.fused", lambda problem, want, arch: "a test wants it so")
+    for module in ("launch", "pulls"):
+        monkeypatch.setattr(f"sdpa_cupy.{module}.fused", lambda problem, want, arch: "a test wants it so")
     run = check(resolve("cupy"), rounds=1, seconds=0)
     assert [f"{o.law.name}: {o.failure.message}" for o in run.failures] == []
     assert run.passed
@@ -217,3 +219,29 @@ def test_poison_behind_the_mask_does_not_spread_on_the_stand_in(machine):
     mask = np.arange(9) != 4
     output = sr.sdpa(*device.moved((q, k, v)), mask=device.moved(mask), score_mod=plain).get()
     assert_close(output, q, k, v, mask=mask, score_mod=plain)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        sr.Segments(np.arange(200) % 3, np.arange(300) % 3),
+        ~sr.Segments(np.arange(200) % 3, np.arange(300) % 3) & sr.Causal(),
+        sr.Window(3, 0) | sr.FirstTokens(4) & sr.Causal() | sr.Chunked(50) & sr.KeyStarts(20),
+    ],
+    ids=repr,
+)
+def test_rules_are_compared_on_the_device(machine, monkeypatch, mask):
+    """Numbers of rows and keys go there, and no pair of them: what is moved is counted."""
+    cupy = machine()
+    q, k, v = qkv(L=200, S=300, batch=(), dtype=np.float32)
+    moved, asarray = [], cupy.asarray
+
+    def counted(value, dtype=None):
+        moved.append(getattr(value, "size", 1) if isinstance(value, np.ndarray) else 0)
+        return asarray(value, dtype)
+
+    arrays = device.moved((q, k, v))
+    monkeypatch.setattr(cupy, "asarray", counted)
+    output = sr.sdpa(*arrays, mask=mask, query_offset=100, score_mod=plain).get()
+    assert_close(output, q, k, v, mask=mask, query_offset=100, score_mod=plain)
+    assert max(moved) <= 300

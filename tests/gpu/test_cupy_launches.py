@@ -31,7 +31,8 @@ def test_the_parameter_block_is_one_number_by_value(machine, launches):
     assert [parameters[0][array]["data"] for array in ("query", "key", "value", "out")] == [
         array.data.ptr for array in (q, k, v, out)
     ]
-    assert parameters[0]["stop"]["data"] != 0  # what the mask became lies where the kernel reads
+    assert parameters[0]["banded"]  # what the mask became are numbers of the block itself
+    assert parameters[0]["band_right"] == parameters[0]["stop"]["data"] == 0
     assert len(grid) == 3
     assert shared > 0
     assert dict(defines)["ELEMENT"] == 0
@@ -198,3 +199,29 @@ def test_every_law_holds_on_a_device():
     run = check(resolve("cupy"), rounds=10, seconds=120)
     assert [f"{o.law.name}: {o.found.case}\n{o.failure.message}" for o in run.failures] == []
     assert run.passed
+
+
+@pytest.mark.parametrize(
+    ("mask", "offset"),
+    [
+        (sr.Causal(), 700),
+        (sr.Window(20, 3) & sr.KeyLengths(350), -5),
+        (sr.Window(9, 0) | sr.FirstTokens(2), "end"),
+        (sr.Chunked(37) & sr.KeyStarts(3), 301),
+        (sr.Chunked(64), -70),
+        (sr.Prefix(5) & sr.QueryLengths(2), 100),
+        (sr.KeyLengths(0), 0),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("L", [3, 70])
+def test_positional_masks_move_nothing_to_the_device(machine, by_fibers, mask, offset, L):
+    cupy = machine()
+    arrays = qkv(L=L, S=600, batch=(), dtype=np.float16)
+    there = device.moved(arrays)
+    options, moves = {"mask": mask, "query_offset": offset}, []
+    cupy.asarray = lambda numbers: moves.append(numbers.shape) or strict_cupy.asarray(numbers)
+    for more, moved in (({}, []), ({"bias": sr.ALiBi(0.125)}, [(4,)])):  # the slopes
+        output = sr.sdpa(*there, **options, **more)
+        assert moves == moved
+        assert_close(output.get(), *arrays, **options, **more)

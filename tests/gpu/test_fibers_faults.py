@@ -49,7 +49,7 @@ FAULTS = {
     "swapped registers of a fragment": Planted("products.h", "(s[rt][n], a[rt], b[0], b[1]",
                                                "(s[rt][n], a[rt], b[0], b[2]", WRONG),
     "values not transposed": Planted("products.h", "ldmatrix_x4_trans(b, values", "ldmatrix_x4(b, values", WRONG),
-    "another order of keys in P than in V": Planted("products.h", "lane % 4 * 2 * pitch", "lane % 4 * pitch", WRONG,
+    "another order of keys in P than in V": Planted("products.h", "lane % 4 * 2 * PITCH", "lane % 4 * PITCH", WRONG,
                                                     {"dtype": "float32"}),
     "TF32 without its small part": Planted("products.h", "rest & finite", "rest & 0", WRONG, {"dtype": "float32"}),
     "sums that stay in the matrix unit": Planted("products.h", "ELEMENT != 2 || !apart", "true", WRONG,

@@ -172,8 +172,8 @@ def test_every_option_is_fused(options, dtype, arch):
     [
         ({"mask": sr.MaskFunction(lambda b, h, i, j: i >= j)}, 80, "mask or bias exist as rules only"),
         ({"score_mod": lambda s, b, h, i, j: s}, 80, "score_mod is a Python function"),
-        ({"E": 257, "Ev": 8}, 80, "E = 257 and Ev = 8: the fused kernels go up to 256"),
-        ({"batch": (1,) * 9}, 80, "9 leading axes: the fused kernels go up to 8"),
+        ({"E": 513, "Ev": 8}, 80, "E = 513 and Ev = 8: the fused kernels go up to 512"),
+        ({"E": 300, "dtype": "float64"}, 75, "go up to 256 for stored keys, and for this type on this device"),
         ({}, 70, "fused kernels need compute capability 7.5 or later, this device has 7.0"),
     ],
 )

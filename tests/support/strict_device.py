@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from sdpa_cupy.parameters import VIEWS
+from sdpa_cupy.parameters import FLOWS, VIEWS
 from sdpa_cupy.variants import SHARED
 
 current = [SimpleNamespace(id=0, compute_capability="80")]  # the device
@@ -95,7 +95,8 @@ streams = [None]  # the current one
 
 def owners(parameters):
     """Return weak references to the arrays whose memory a parameter block names."""
-    addresses = [int(parameters[0][name]["data"]) for name in VIEWS] + [int(parameters[0]["workspace"])]
+    views = [name for name in (*VIEWS, *FLOWS) if name in parameters.dtype.names]
+    addresses = [int(parameters[0][name]["data"]) for name in views] + [int(parameters[0]["workspace"])]
     found = []
     for address in filter(None, addresses):
         (owner, *_) = [array for array in list(live.values()) if _holds(array.host, address)] or [None]

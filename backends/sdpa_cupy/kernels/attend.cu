@@ -138,7 +138,7 @@ KERNEL(attend, 32 * WARPS) {
         barrier();  // the keys are there, and no warp reads the last values any more
         load_values(j);
         commit_copies();
-        if (seen) score(s, own_queries, keys);
+        if (seen) score<WIDTH>(s, own_queries, keys);
         wait_copies<0>();
         if (!kept_whole(p, block, j)) harmful |= clean_tile<KEYS, VALUE_WIDTH>(values);
         barrier();  // the values are there, and no warp reads these keys any more

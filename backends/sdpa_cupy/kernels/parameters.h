@@ -22,6 +22,10 @@ struct Storage {
     Serving scale, offset;
 };
 
+struct Band {  // what rows see as numbers, see band.py of the core
+    i64 offset, start, stop, left, right, floor, chunk, first, reach, rows;
+};
+
 struct Parameters {
     View query;                          // heads Hq, rows L, columns E
     Source key, value;
@@ -38,9 +42,16 @@ struct Parameters {
     i64 fold;                              // heads whose rows share tiles: 1 or the group
     i64 tiles, chunks, chunk;              // tiles of the rows of such heads, chunks of keys, keys of a chunk
     i64 threshold, seed_low, seed_high;    // of dropout
+    i64 place;                             // of row 0 among the keys, where `position` is absent
+    i64 banded;                            // whether `band` says what rows see, instead of prefix, start and stop
+    Band band;
     double scale, softcap, dropout_factor;  // dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
     Storage key_storage, value_storage;    // where they are not dense
+#ifdef GRADIENTS
+    View grad, grad_lse;        // what flows in: heads Hq, rows L, columns Ev; numbers (*batch, Hq, L)
+    View d_query, d_key, d_value, d_bias;  // in the type of sums: as query, key, value and bias, of all heads and entries
+#endif
 };
 
 // Returns the offset of batch item b.

@@ -49,6 +49,27 @@ DEVICE int look(const Parameters& p, const View& view, u32 b, int i, i64 otherwi
     return (int)(view.data ? *(const i64*)(view.data + batch_offset(p, view, b) + i * view.row) : otherwise);
 }
 
+DEVICE i64 least_of(i64 a, i64 b) { return a < b ? a : b; }
+DEVICE i64 most_of(i64 a, i64 b) { return a > b ? a : b; }
+DEVICE int key_of(i64 bound, i64 S) { return (int)least_of(most_of(bound, 0), S); }
+
+// Sets which of S keys a row sees, as `Band.intervals` of the core does.
+DEVICE void lay(Row& row, const Band& band, i64 S) {
+    constexpr i64 FAR = 1ll << 41;
+    i64 at = row.i + band.offset, begin = most_of(band.start, at - band.left);
+    if (band.chunk < FAR) begin = most_of(begin, at - (at % band.chunk + band.chunk) % band.chunk);
+    bool valid = row.i < band.rows;
+    row.start = key_of(begin, S);
+    row.stop = valid ? key_of(least_of(band.stop, most_of(band.floor, at + band.right + 1)), S) : 0;
+    row.prefix = valid && band.first ? key_of(least_of(band.first, at + band.reach + 1), S) : 0;
+    if (row.start >= row.stop) {
+        row.start = row.stop = 0;
+    } else if (row.prefix > 0 && row.start <= row.prefix) {  // they touch: one interval
+        row.stop = row.stop > row.prefix ? row.stop : row.prefix;
+        row.prefix = row.start = 0;
+    }
+}
+
 // Returns row number `index` of those that share tiles.
 DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
     Row row;
@@ -57,9 +78,13 @@ DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
     index = row.real ? index : rows - 1;
     row.h = head + index / (int)p.L;
     row.i = index % (int)p.L;
-    row.prefix = look(p, p.prefix, b, row.i, 0);
-    row.start = look(p, p.start, b, row.i, 0);
-    row.stop = look(p, p.stop, b, row.i, p.S);
+    if (p.banded) {
+        lay(row, p.band, p.S);
+    } else {
+        row.prefix = look(p, p.prefix, b, row.i, 0);
+        row.start = look(p, p.start, b, row.i, 0);
+        row.stop = look(p, p.stop, b, row.i, p.S);
+    }
     i64 dense = batch_offset(p, p.dense, b) + row.h * p.dense.head + row.i * p.dense.row;
     i64 bias = batch_offset(p, p.bias, b) + row.h * p.bias.head + row.i * p.bias.row;
     row.dense = p.dense.data ? p.dense.data + dense : nullptr;
@@ -68,7 +93,8 @@ DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
     row.position = 0;
     if (p.slopes.data) {
         row.slope = load<double>(p.slopes.data + batch_offset(p, p.slopes, b) + row.h * p.slopes.head);
-        row.position = *(const i64*)(p.position.data + batch_offset(p, p.position, b) + row.i * p.position.row);
+        const char* at = p.position.data + batch_offset(p, p.position, b) + row.i * p.position.row;
+        row.position = p.position.data ? *(const i64*)at : p.place + row.i;
     }
     row.m = 0;
     return row;

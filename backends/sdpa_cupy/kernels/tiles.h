@@ -68,9 +68,11 @@ template <int LINES, int COLUMNS> DEVICE bool clean_tile(char* tile) {
     ROLLED for (int x = thread_x(); x < LINES * CHUNKS; x += THREADS) {
         Chunk* at = (Chunk*)(tile + x / CHUNKS * pitch(COLUMNS) + x % CHUNKS * 16);
         Chunk chunk = *at;
+        u32 upper[2] = {chunk.words[1], chunk.words[3]};  // halves of doubles
         bool bad = false;
         UNROLL for (int w = 0; w < 4; w++) {
             u32 kept = finite_part(chunk.words[w]);
+            if (ELEMENT == 3) kept = (upper[w / 2] & 0x7ff00000u) == 0x7ff00000u ? 0 : chunk.words[w];
             bad |= kept != chunk.words[w];
             chunk.words[w] = kept;
         }
@@ -79,6 +81,8 @@ template <int LINES, int COLUMNS> DEVICE bool clean_tile(char* tile) {
     }
     return found;
 }
+
+#if ELEMENT != 3
 
 struct alignas(8) Pair {
     float low, high;
@@ -92,3 +96,5 @@ DEVICE void store_pair(char* to, float low, float high) {
     *(u32*)to = pack2(low, high, Element());
 #endif
 }
+
+#endif

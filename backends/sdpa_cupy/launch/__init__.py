@@ -5,8 +5,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from sdpa_cupy import arrays
-from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, make_plan
+from sdpa_cupy.folding import folded
+from sdpa_cupy.parameters import AXES
+from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
 from sdpa_cupy.strips import in_strips, new_result
+from sdpa_cupy.variants import WIDEST
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
 from sdpa_ref.storage import Stored
@@ -48,10 +51,10 @@ def forward(
 def _launched(problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any, kernels: bool) -> Result:
     """Return what is wanted: by the kernels, or by `arrays` over `xp` where `fused` says why they cannot."""
     if kernels and not problem.blockwise:
-        return attend(problem, want, make_plan(problem, want, arch), launcher)
+        return by_pieces(problem, want, arch, launcher)
 
     def by_kernels(strip: Problem, views: Result) -> None:
-        attend(strip, want, make_plan(strip, want, arch), launcher, views)
+        by_pieces(strip, want, arch, launcher, views)
 
     def by_arrays(strip: Problem, views: Result) -> None:
         arrays.attend(strip, views, xp)
@@ -65,15 +68,17 @@ def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
 
 
 def by_rows(problem: Problem) -> Problem:
-    """Return the problem with visible keys and, where ALiBi needs them, positions as numbers a row.
+    """Return the problem with visible keys and, where ALiBi needs them, positions as kernels read them.
 
-    Tables of pages become what kernels read.
+    These are a few ints, or numbers a row. Tables of pages become what kernels read.
     """
     if problem.slopes is None and problem.visible is None and not problem.stored:
         return problem
-    positions = None if problem.slopes is None else problem.stands()
+    few = problem.positions is None and type(problem.offset) is int
+    positions = None if problem.slopes is None or few else problem.stands()
+    visible = problem.visible if is_numbers(problem.visible) else problem.intervals
     key, value = (_with_pages(part) if type(part) is Stored else part for part in (problem.key, problem.value))
-    return problem._replace(key=key, value=value, visible=problem.intervals, positions=positions)
+    return problem._replace(key=key, value=value, visible=visible, positions=positions)
 
 
 def _with_pages(part: Stored) -> Stored:
@@ -82,6 +87,30 @@ def _with_pages(part: Stored) -> Stored:
         return part
     table = part.table
     return part._replace(table=np.where((table >= 0) & (table < len(part.numbers)), table, 0).astype(np.int64))
+
+
+def by_pieces(
+    problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, result: Result | None = None
+) -> Result:
+    """Return what is wanted of a problem without rules: many leading axes as one, wide values in parts."""
+    if len(problem.form.batch) > AXES:
+        found = by_pieces(folded(problem), want, arch, launcher)
+        result = new_result(problem, want, launcher.empty) if result is None else result
+        for array, own in zip(result, found, strict=True):
+            if array is not None:
+                array[...] = own.reshape(array.shape)
+        return result
+    if problem.form.Ev <= WIDEST:
+        return attend(problem, want, make_plan(problem, want, arch), launcher, result)
+    result = new_result(problem, want, launcher.empty) if result is None else result
+    for d in range(0, problem.Ev if result.output is not None else 1, WIDEST):
+        value = problem.value[..., d : d + WIDEST]
+        piece = problem._replace(form=problem.form._replace(Ev=value.shape[-1]), value=value)
+        views = result if d == 0 else Result()
+        views = views._replace(output=None if result.output is None else result.output[..., d : d + WIDEST])
+        own = want if d == 0 else want - {"weights"}
+        attend(piece, own, make_plan(piece, own, arch), launcher, views)
+    return result
 
 
 def attend(

@@ -16,10 +16,13 @@ import cupy
 import numpy as np
 
 from sdpa_cupy.compile import compiled
+from sdpa_cupy.gradients import differentiate
 from sdpa_cupy.launch import by_rows, takes_kernels
 from sdpa_cupy.launch import forward as launched
-from sdpa_cupy.plan import Launch, fused
-from sdpa_ref.backend import Problem, Result
+from sdpa_cupy.parameters import AXES
+from sdpa_cupy.plan import Launch, fused, is_numbers
+from sdpa_cupy.pulls import unpulled
+from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.masks import Intervals
 from sdpa_ref.storage import Stored
 
@@ -91,6 +94,21 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     return result
 
 
+def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None) -> Gradients:
+    """Return the gradients, on the current device and stream.
+
+    Raises
+    ------
+    RuntimeError
+        In the capture of a graph.
+    """
+    if capturing():
+        raise RuntimeError("gradients cannot be captured: their arrays and sums need memory of their own")
+    launcher = current()
+    problem = on_device(problem, unpulled(problem, launcher.arch) is None)
+    return differentiate(problem, grad_output, grad_lse, result, launcher.arch, launcher, cupy)
+
+
 def current() -> Cuda:
     """Return the launcher for the current device."""
     device = cupy.cuda.Device()
@@ -107,18 +125,26 @@ def _uncapturable(problem: Problem, want: frozenset[str], arch: int) -> str | No
     """Return what a call does besides launches, whose memory others could get while a graph still uses it."""
     if isinstance(problem.sink, cupy.ndarray):
         return "its sink has to be made float64, which NumPy's numbers would be beforehand"
+    if len(problem.form.batch) > AXES:
+        return f"more than {AXES} leading axes"
     return fused(problem, want, arch)
 
 
 def on_device(problem: Problem, tables: bool = True) -> Problem:
     """Return the problem with what the host has made of mask, positions, slopes and sink in the device's memory.
 
-    So are the tables of pages, where kernels read them.
+    So are the tables of pages, where kernels read them. Whole arrays need a number a row.
     """
-    problem = by_rows(problem)
     if problem.plain or (problem.visible is None and problem.slopes is None and problem.sink is None
                          and problem.key_positions is None and not problem.stored):  # fmt: skip
         return problem
+    problem = by_rows(problem)
+    if not tables:
+        positions = None if problem.slopes is None else problem.stands()
+        problem = problem._replace(visible=problem.intervals, positions=positions)
+    elif is_numbers(problem.visible) and not (problem.slopes is not None or problem.sink is not None or problem.stored):
+        return problem
+    visible = problem.visible
     key, value = (
         part._replace(table=_moved(part.table)) if tables and type(part) is Stored else part
         for part in (problem.key, problem.value)
@@ -126,7 +152,7 @@ def on_device(problem: Problem, tables: bool = True) -> Problem:
     return problem._replace(
         key=key,
         value=value,
-        visible=None if problem.visible is None else Intervals(*map(_moved, problem.visible)),
+        visible=Intervals(*map(_moved, visible)) if isinstance(visible, Intervals) else visible,
         positions=_moved(problem.positions),
         key_positions=_moved(problem.key_positions),
         slopes=_moved(problem.slopes),

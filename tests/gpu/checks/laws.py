@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 import sdpa_ref as sr
-from sdpa_ref.testing import assert_close, check, device, resolve
+from sdpa_ref.testing import assert_close, assert_within, check, device, gradient_budget, resolve
 from sdpa_ref.testing.cases import case
 from sdpa_ref.testing.properties import PROPERTIES
 
-DRY = ("plain", "causal", "grouped heads", "poison", "dropout")  # what the emulation is tried with
+DRY = ("plain", "causal", "grouped heads", "poison", "dropout", "gradients")  # what the emulation is tried with
 
 SMALL = [
     dict(L=70, S=65, E=64, Ev=64, dtype="float16", heads=(4, 2), mask=("causal",), offset="end"),
@@ -93,10 +93,15 @@ def _words(rng, dry):
 
 
 def _solved(dry, it):
-    """Raise an AssertionError where output or weights are not within their budgets."""
-    sdpa, weights = (_over(function, dry) for function in (sr.sdpa, sr.sdpa_weights))
+    """Raise an AssertionError where output, weights or gradients are not within their budgets."""
+    sdpa, weights, vjp = (_over(function, dry) for function in (sr.sdpa, sr.sdpa_weights, sr.sdpa_vjp))
     assert_close(sdpa(*it.arrays, **it.options), *it.arrays, **it.options)
     assert_close(weights(it.query, it.key, **it.options), it.query, it.key, None, what="weights", **it.options)
+    grad = np.random.default_rng(0).standard_normal((*it.query.shape[:-1], it.value.shape[-1])).astype(it.query.dtype)
+    budgets = gradient_budget(*it.arrays, grad, **it.options)
+    for name, gradient, budget in zip(budgets._fields, vjp(*it.arrays, grad, **it.options), budgets, strict=True):
+        if budget is not None and not isinstance(budget, tuple):
+            assert_within(gradient, budget, what=f"gradient of {name}")
 
 
 def _over(function, dry):
