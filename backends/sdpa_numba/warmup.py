@@ -5,7 +5,7 @@ from functools import partial
 
 from .calls import BIAS_CODES
 from .compile.cache import cache_info
-from .plan import host_registers, sizes_for
+from .plan import forward_sizes, host_registers, sizes_for
 from .runtime.threads import get_num_threads
 from .vector.dots import Code
 
@@ -41,7 +41,7 @@ def warmup() -> dict[str, Callable[[], object]]:
         raise OSError(f"kernels cannot be kept in {kept}: set SDPA_REF_CACHE_DIR to another folder")
     kernels = {}
     for dtype in BIAS_CODES:
-        sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
+        sizes = forward_sizes(dtype)
         kernels[f"{dtype}, few rows"] = few_rows.kernel(dtype, sizes)
         kernels[f"{dtype}, plain"] = many_rows.kernel(dtype, sizes, False, None)
         kernels[f"{dtype}, general"] = many_rows.kernel(dtype, sizes, True, None)
