@@ -174,6 +174,7 @@ def _of_backend(name: str) -> Target:
         return _triple(a[2] + b[2])
 
     about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
+    precision = backend.precision() if "precision" in backend.TASKS else "float32"
     if backend.ARRAYS == "dask":
         return _of_chunks(name, about)
     if backend.ARRAYS != "numpy":
@@ -190,7 +191,7 @@ def _of_backend(name: str) -> Target:
     return Target(
         name=name,
         forward=partial(sdpa_ref.sdpa, backend=name),
-        capabilities=Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients),
+        capabilities=Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients, precision=precision),
         state=state,
         weights=partial(sdpa_ref.sdpa_weights, backend=name),
         vjp=partial(sdpa_ref.sdpa_vjp, backend=name) if has_gradients else None,

@@ -21,7 +21,7 @@ define void @probe(<16 x float>* %wide, <16 x bfloat>* %narrow) {
 """
 COMES_WITH = {  # conversions that are there where a product is; {vex} marks one that comes without
     "vdpbf16ps": re.compile(r"^\s*vcvtneps2bf16\s", re.MULTILINE),
-    "bfdot": re.compile(r"^\s*bfcvtn\s", re.MULTILINE),
+    "bfdot": re.compile(r"^\s*bfcvtn\b", re.MULTILINE),
 }
 
 

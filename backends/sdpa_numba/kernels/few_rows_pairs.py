@@ -3,8 +3,8 @@
 from functools import cache
 
 from sdpa_numba.compile.parts import part
-from sdpa_numba.vector.pairs import joined, one_dot
-from sdpa_numba.vector.simd import load_int32, loader, storer
+from sdpa_numba.vector.pairs import joined, one_dot, rounder
+from sdpa_numba.vector.simd import load_int32, loader
 
 from .pairs import BYTES, FIRST, SECOND, WORD, ZERO, load_float, load_number, rows_finder, store_float, values_packer
 from .rows import keeps
@@ -15,7 +15,7 @@ from .views import stride
 def value_adder(sizes, stored, add_packed, add_in_place, most):
     """Return ``add_values``, up to `most` keys at a time. Of `stored` values, `value` is a `Head`."""
     lanes, block, dot = sizes.panel, sizes.block, one_dot(sizes.products, sizes.panel)
-    vector, load, store_narrow = lanes * WORD, loader("float32", "float32", lanes), storer("bfloat16")
+    vector, load, store_narrow = lanes * WORD, loader("float32", "float32", lanes), rounder(sizes.products)
     pack_values = values_packer(lanes)
     find = rows_finder(sizes) if stored else None
     at_once = lanes if stored else most

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdpa_numba.compile.parts import part
-from sdpa_numba.vector.pairs import joined, joined_rounded, one_dot
+from sdpa_numba.vector.pairs import joined, joiner, one_dot
 from sdpa_numba.vector.simd import any_lane, load_int32, loader, select, splatter, storer
 
 from .heads import page_at, place_head
@@ -143,7 +143,7 @@ def weights(sizes):
     """Return `Weights` for tiles of rows."""
     lanes, tile_rows = sizes.lanes, sizes.tile_rows
     vector, load, load_flag = lanes * WORD, loader("float32", "float32", lanes), loader("int64", "int64")
-    dot = one_dot(sizes.products, lanes)
+    dot, joined_rounded = one_dot(sizes.products, lanes), joiner(sizes.products)
 
     @part
     def join(vectors, t, keys):

@@ -36,10 +36,11 @@ class BFloat(ir.Type):
 
 def dot2(builder, products, total, x, y):
     """Return `total`, a vector of float32, plus the products of both halves of x and y, vectors of as many words."""
-    if products.endswith(MODEL):
-        x, y = (builder.bitcast(words, like(total, I32)) for words in (x, y))
-        return (_fused if products.startswith("vdpbf16ps") else _rounded_to_odd)(builder, total, x, y)
     lanes = total.type.count
+    if products.endswith(MODEL):
+        return builder.call(
+            _model(builder.module, products, lanes), [total, *(builder.bitcast(z, like(z, I32)) for z in (x, y))]
+        )
     n, name = next((n, name) for n, name in FUNCTIONS[products].items() if lanes % n == 0)
     whole, pair = ir.VectorType(LLVM["float32"], n), ir.VectorType(BFloat(), 2 * n)
     function = builder.module.globals.get(name) or ir.Function(
@@ -58,6 +59,20 @@ def read_pairs(builder, address, row, lanes):
     first, second = (fetch(builder, at, "bfloat16", lanes) for at in (address, builder.add(address, row)))
     order = ir.Constant(ir.VectorType(I32, 2 * lanes), [i // 2 + i % 2 * lanes for i in range(2 * lanes)])
     return builder.bitcast(builder.shuffle_vector(first, second, order), ir.VectorType(LLVM["float32"], lanes))
+
+
+def _model(module, products, lanes):
+    """Return the model of an instruction as a function, which LLVM has to compile only once."""
+    name = f"sdpa_numba.{products}.{lanes}".replace(" ", ".")
+    function = module.globals.get(name)
+    if function is None:
+        whole, words = (ir.VectorType(kind, lanes) for kind in (LLVM["float32"], I32))
+        function = ir.Function(module, ir.FunctionType(whole, [whole, words, words]), name)
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        builder.ret((_fused if products.startswith("vdpbf16ps") else _rounded_to_odd)(builder, *function.args))
+    return function
 
 
 def _halves(builder, words):
@@ -110,7 +125,9 @@ def _odd_sum(builder, x, y):
     step = builder.select(away, constant(bits, 1), constant(bits, -1))
     bits = builder.select(builder.and_(even, inexact), builder.add(bits, step), bits)
     below = builder.and_(bits, constant(bits, (1 << CUT) - 1))
-    odd = builder.select(builder.icmp_unsigned("!=", below, constant(bits, 0)), constant(bits, 1 << CUT), constant(bits, 0))
+    odd = builder.select(
+        builder.icmp_unsigned("!=", below, constant(bits, 0)), constant(bits, 1 << CUT), constant(bits, 0)
+    )
     bits = builder.or_(builder.and_(bits, constant(bits, -1 << CUT)), odd)
     return _flushed(builder, builder.fptrunc(builder.bitcast(bits, wide), x.type))
 
@@ -142,15 +159,41 @@ def joined(_, x, y):
     return _words(x)(x, x), generate
 
 
-@intrinsic
-def joined_rounded(_, x, y):
-    """Return the words of pairs (x, y), rounded to bfloat16."""
+def _rounded(builder, products, x):
+    """Return float32 numbers rounded to bfloat16, as integers; what is subnormal may become 0."""
+    if products in FUNCTIONS:  # which comes with an instruction for it
+        return builder.bitcast(builder.fptrunc(x, like(x, BFloat())), like(x, I16))
+    bits = bfloat16_bits(builder, x)
+    return builder.trunc(builder.lshr(bits, constant(bits, 16)), like(bits, I16))
 
-    def generate(context, builder, signature, arguments):
-        low, high = (bfloat16_bits(builder, z) for z in arguments)
-        return builder.or_(builder.lshr(low, constant(low, 16)), builder.and_(high, constant(high, HIGH)))
 
-    return _words(x)(x, x), generate
+def joiner(products):
+    """Return ``join(x, y)``: the words of pairs (x, y) of vectors of float32, rounded to bfloat16."""
+
+    @intrinsic
+    def join_rounded(_, x, y):
+        def generate(context, builder, signature, arguments):
+            low, high = (builder.zext(_rounded(builder, products, z), like(z, I32)) for z in arguments)
+            return builder.or_(low, builder.shl(high, constant(high, 16)))
+
+        return _words(x)(x, x), generate
+
+    return join_rounded
+
+
+def rounder(products):
+    """Return ``store(address, x)``: a vector of float32 as pairs of neighbours, rounded to bfloat16."""
+
+    @intrinsic
+    def store_rounded(_, address, x):
+        def generate(context, builder, signature, arguments):
+            value = _rounded(builder, products, arguments[1])
+            builder.store(value, builder.inttoptr(arguments[0], value.type.as_pointer())).align = 1
+            return context.get_dummy_value()
+
+        return types.void(types.int64, x), generate
+
+    return store_rounded
 
 
 def _words(x):
