@@ -5,6 +5,7 @@ from functools import partial
 
 from .calls import BIAS_CODES
 from .compile.cache import cache_info
+from .compile.products import products
 from .plan import forward_sizes, host_registers, sizes_for
 from .runtime.threads import get_num_threads
 from .vector.dots import Code
@@ -22,6 +23,7 @@ def details() -> dict[str, str]:
     return {
         "threads": str(get_num_threads()),
         "kernel cache": str(cache_info()),
+        "bfloat16": f"pairs, by {products()}" if products() else "widened to float32",
         "vectors": f"{sizes.lanes} float32 numbers; tiles of {sizes.tile_rows} x {sizes.tile_vectors} vectors",
     }
 

@@ -1,6 +1,7 @@
 """The weighted sum of the values of a block in the kernel for few rows, where products take pairs of keys."""
 
 from functools import cache
+from typing import Any
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.pairs import joined, one_dot, rounder
@@ -17,7 +18,7 @@ def value_adder(sizes, stored, add_packed, add_in_place, most):
     lanes, block, dot = sizes.panel, sizes.block, one_dot(sizes.products, sizes.panel)
     vector, load, store_narrow = lanes * WORD, loader("float32", "float32", lanes), rounder(sizes.products)
     pack_values = values_packer(lanes)
-    find = rows_finder(sizes) if stored else None
+    find: Any = rows_finder(sizes) if stored else None
     at_once = lanes if stored else most
 
     @part

@@ -150,7 +150,7 @@ def blocks(dtype, sizes, general, score_mod):
     make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
     softmax_step, rescale, _, weigh = softmax(sizes)
     half = sizes.half
-    join, add_pairs_carefully = pairs.weights(sizes) if half else (None, None)
+    join, add_pairs_carefully = pairs.weights(sizes) if half else pairs.Weights(None, None)
     adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
 
     @part
