@@ -6,7 +6,6 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.pairs import normal
 from sdpa_numba.vector.simd import any_lane, lane, loader, ramp, select, splatter, storer, sum_fours
 from sdpa_numba.vector.tiler import tiler
 
@@ -211,7 +210,7 @@ def softmax_step(sizes):
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, one, zero, nothing = lanes * size, number(1), number(0), number(-np.inf)
     load, store, splat, load_one = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), loader(acc, acc)
-    exp, paired = elementary(acc, lanes).exp, sizes.products != ""
+    exp = elementary(acc, lanes).exp
 
     @part
     def softmax_step(p, n, t, low, high, m, z, sums, width):
@@ -239,7 +238,6 @@ def softmax_step(sizes):
             store(z + r * size, total)
             if lane(shrink, 0) < one:
                 for to in range(sums + r * width * size, sums + (r + 1) * width * size, vector):
-                    value = load(to) * shrink
-                    store(to, normal(value) if paired else value)  # a product with 0 would make it so
+                    store(to, load(to) * shrink)
 
     return softmax_step

@@ -7,7 +7,6 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.pairs import normal
 from sdpa_numba.vector.simd import any_lane, loader, select, splatter, storer
 
 from .elementary import elementary
@@ -29,7 +28,7 @@ def softmax(sizes):
     number, vector, load = np.dtype(sizes.acc).type, lanes * itemsize(acc), loader(acc, acc, lanes)
     store, splat = storer(acc), splatter(acc, lanes)
     exp = elementary(acc, lanes).exp
-    zero, one, nothing, paired = number(0), number(1), number(-np.inf), sizes.products != ""
+    zero, one, nothing = number(0), number(1), number(-np.inf)
 
     @part
     def greater(x, y):
@@ -76,8 +75,7 @@ def softmax(sizes):
         for v in range(0, row, vector):
             factor = load(alpha + v)
             for at in range(values + v, values + v + width * row, row):
-                value = load(at) * factor
-                store(at, normal(value) if paired else value)  # a product with 0 would make it so
+                store(at, load(at) * factor)
 
     @part
     def absorb(vectors, m, z, values, width, m_part, z_part, part):

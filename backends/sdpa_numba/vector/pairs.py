@@ -198,9 +198,3 @@ def rounder(products):
 
 def _words(x):
     return types.int32 if x == types.float32 else type(x)(types.int32, x.lanes)
-
-
-@intrinsic
-def normal(_, x):
-    """Return float32 numbers, those that are subnormal as 0."""
-    return x(x), lambda context, builder, signature, arguments: _flushed(builder, *arguments)
