@@ -125,6 +125,10 @@ class Backend(Protocol):
         """
         ...
 
+    def precision(self) -> str:
+        """Return how it computes, as `sdpa_ref.testing.Capabilities.precision`; "float32" where it does not say."""
+        ...
+
     def details(self) -> dict[str, str]:
         """Return what `sdpa-ref info` shows: what it found in the machine, where it keeps things."""
         ...

@@ -4,6 +4,7 @@ from typing import Any
 
 from sdpa_ref.backend import Gradients, Problem, Result
 
+from .compile.products import products
 from .compile.target import unusable
 from .encoding import encode
 from .runtime.threads import get_num_threads, set_num_threads
@@ -13,10 +14,11 @@ from .warmup import details, warmup
 
 __all__ = [
     "ARRAYS", "TASKS", "add", "affine", "details", "encode", "finish", "forward", "gelu", "get_num_threads",
-    "set_num_threads", "unavailable", "unsupported", "vjp", "warmup",
+    "precision", "set_num_threads", "unavailable", "unsupported", "vjp", "warmup",
 ]  # fmt: skip
 
-ARRAYS, TASKS = "numpy", frozenset({"vjp", "details", "gelu", "affine", "encode", "warmup", "threads", "add", "wide"})
+ARRAYS = "numpy"
+TASKS = frozenset({"vjp", "details", "gelu", "affine", "encode", "precision", "warmup", "threads", "add", "wide"})
 
 
 def unavailable() -> str | None:
@@ -27,6 +29,11 @@ def unavailable() -> str | None:
 def unsupported(problem: Problem) -> str | None:
     """Return why the backend cannot solve the problem: it always can."""
     return None
+
+
+def precision() -> str:
+    """Return how bfloat16 inputs are computed; other types are as this library requires of a backend."""
+    return "bfloat16 products" if products() else "float32"
 
 
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:

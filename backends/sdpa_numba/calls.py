@@ -53,7 +53,8 @@ def solve(
         out = None
     elif out is None:
         out = problem.new_output()
-    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod, stored)
+    coded = stored and any(type(x) is Stored and (x.bits or x.numbers.dtype != form.dtype) for x in (key, value))
+    kernel, settle, sizes = plan_for(form.dtype, few, general, score_mod, stored, coded)
     source, kept = 0, None
     if stored:
         key, value, source, kept = described(problem)

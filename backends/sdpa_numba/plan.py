@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .compile.parts import native
+from .compile.products import products
 from .compile.target import target
 from .kernels import few_rows, many_rows
 from .kernels.record import SIZES, Sizes, settle_few_rows, settle_many_rows
@@ -22,9 +23,11 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, stored: bool = False) -> Plan:
+def plan_for(
+    dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, stored: bool = False, coded: bool = False
+) -> Plan:
     """Return the plan for inputs of this type; `few`: the kernel for few rows, which has no `general` options."""
-    sizes = sizes_for("float64" if dtype == np.float64 else "float32", *host_registers())
+    sizes = forward_sizes(dtype.name, coded)
     if few:
         kernel = few_rows.kernel(dtype.name, sizes, stored)
     else:
@@ -35,7 +38,13 @@ def plan_for(dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, sto
 @cache
 def _table(sizes: Sizes) -> Any:
     """Return the sizes as compiled code reads them, kept for good."""
-    return np.array([(np.dtype(sizes.acc).itemsize, *sizes[1:])], SIZES)
+    return np.array([(np.dtype(sizes.acc).itemsize, *sizes[1:-1], sizes.half)], SIZES)
+
+
+def forward_sizes(dtype: str, coded: bool = False) -> Sizes:
+    """Return the sizes of the forward kernels for this type; what codes mean is no bfloat16, and so never paired."""
+    sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
+    return sizes._replace(products=products()) if dtype == "bfloat16" and not coded else sizes
 
 
 def sizes_for(acc: str, register_bytes: int, registers: int) -> Sizes:

@@ -15,6 +15,7 @@ from sdpa_ref.floating_point import ieee
 from sdpa_ref.storage import Stored
 
 from .calls import solve
+from .plan import forward_sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBERS_AT_ONCE = 2**19  # scores in a strip: what a rule makes of them stays in the cache
@@ -26,7 +27,9 @@ WORK_AT_ONCE = 2**22  # multiplications of a head in one matrix product, and of 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse (with m and z) and weights; of "wide", the output as it was accumulated."""
     if "wide" in want:
-        problem, want = widened(problem), want - {"wide"}
+        want = want - {"wide"}
+        if not forward_sizes(problem.dtype.name).products:  # else it would be another output than without gradients
+            problem = widened(problem)
     if problem.plain or not (problem.blockwise or problem.score_mod is not None):
         return solve(problem, want)
     score_mod = compiled(problem.score_mod, problem.acc_dtype.name)

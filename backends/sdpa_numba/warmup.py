@@ -5,7 +5,8 @@ from functools import partial
 
 from .calls import BIAS_CODES
 from .compile.cache import cache_info
-from .plan import host_registers, sizes_for
+from .compile.products import products
+from .plan import forward_sizes, host_registers, sizes_for
 from .runtime.threads import get_num_threads
 from .vector.dots import Code
 
@@ -22,6 +23,7 @@ def details() -> dict[str, str]:
     return {
         "threads": str(get_num_threads()),
         "kernel cache": str(cache_info()),
+        "bfloat16": f"pairs, by {products()}" if products() else "widened to float32",
         "vectors": f"{sizes.lanes} float32 numbers; tiles of {sizes.tile_rows} x {sizes.tile_vectors} vectors",
     }
 
@@ -41,7 +43,7 @@ def warmup() -> dict[str, Callable[[], object]]:
         raise OSError(f"kernels cannot be kept in {kept}: set SDPA_REF_CACHE_DIR to another folder")
     kernels = {}
     for dtype in BIAS_CODES:
-        sizes = sizes_for("float64" if dtype == "float64" else "float32", *host_registers())
+        sizes = forward_sizes(dtype)
         kernels[f"{dtype}, few rows"] = few_rows.kernel(dtype, sizes)
         kernels[f"{dtype}, plain"] = many_rows.kernel(dtype, sizes, False, None)
         kernels[f"{dtype}, general"] = many_rows.kernel(dtype, sizes, True, None)

@@ -30,6 +30,9 @@ the terms of one sign: a sum errs by at most ``gamma(n) peak``. Hats are what a 
    ``(2 r + r**2) |scale| |q|.|k|`` to the score, and so err in the exponent, and r times the sums of absolute values
    to the product with V; weights of a narrower type add theirs to step 5; an exponential with a relative error of x
    adds ``(2 + log2(1 + n / 16)) x`` to d, as often as a maximum among blocks of 16 keys in random order may grow.
+   Instructions for products of bfloat16 may round to odd, which errs by 2 u, and take numbers below the smallest
+   normal one, t, for 0: operands of the scores, which adds ``|scale| |q|.|k|`` of those terms where one is that small,
+   and up to three results a term or key, t each.
 
 The lse errs by the logarithm of ``sum w_j e**d_j`` (or of its counterpart with -d), by gamma(n + 16) for the sum,
 and by 4 u of maximum and result. The weights are the output for V = identity. Where a number may leave the range of
@@ -68,12 +71,21 @@ class Arithmetic(NamedTuple):
         Largest relative error of a weight that goes into the product with V, beside what 16-bit inputs allow.
     exponential : float
         Largest relative error of an exponential.
+    rounding : float
+        Largest error of a sum in a product of matrices, by the unit roundoff.
+    lost : float
+        Below it, an operand or a result of a product of matrices may count as 0.
+    only : str
+        The type of the inputs that all this is for, "" for any.
     """
 
     acc: str = ""
     operand: float = 0.0
     weight: float = 0.0
     exponential: float = 0.0
+    rounding: float = 1.0
+    lost: float = 0.0
+    only: str = ""
 
 
 ARITHMETIC = {
@@ -81,6 +93,7 @@ ARITHMETIC = {
     "tf32": Arithmetic(operand=2.0**-10, weight=2.0**-10),
     "bfloat16": Arithmetic(operand=2.0**-8, weight=2.0**-8),
     "bfloat16 weights": Arithmetic(weight=2.0**-8),
+    "bfloat16 products": Arithmetic(rounding=2.0, lost=2.0**-126, only="bfloat16"),
     "float16 weights": Arithmetic(weight=2.0**-11),
     "float16 accumulation": Arithmetic(acc="float16", weight=2.0**-11),
 }
@@ -130,8 +143,10 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
     soft = reference.softmax(score, exact.keep, p.sink)
     seen = exact.keep & (lse > -np.inf) if p.sink is None else exact.keep & (score > -np.inf).any(-1, keepdims=True)
     counts = seen & (score > -np.inf)
-    error, largest = _score_error(p, exact, u, by.operand)
+    error, largest = _score_error(p, exact, u, by)
     overflows = (counts & np.isfinite(largest) & (largest >= _half_of_range(p))).any(-1, keepdims=True)
+    if by.lost:  # whether infinity is multiplied by 0
+        overflows = overflows | (seen & np.isposinf(_lost_products(p, by.lost))).any(-1, keepdims=True)
     sink = np.full((p.Hq, 1, 1), -np.inf) if p.sink is None else p.sink[:, None, None]
     m = np.maximum(score.max(-1, keepdims=True, initial=-np.inf), sink)
     inexact = (2 + np.log2(1 + p.S / 16)) * by.exponential
@@ -158,12 +173,14 @@ def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:
     )
 
 
-def _score_error(p: Problem, exact: Stages, u: float, operand: float) -> tuple[Array, Array]:
+def _score_error(p: Problem, exact: Stages, u: float, by: Arithmetic) -> tuple[Array, Array]:
     """Return the error of the scores (step 1), and the largest number on the way to them."""
     products = abs(wide(p.query)) @ abs(per_head(p.key, p)).swapaxes(-1, -2)
     largest = max(1, abs(p.scale)) * products
-    error = abs(p.scale) * (gamma(p.E, u) * (products + abs(exact.raw)) / 2 + gamma(3, u) * products)
-    error += abs(p.scale) * operand * (2 + operand) * products
+    error = abs(p.scale) * (gamma(p.E, u * by.rounding) * (products + abs(exact.raw)) / 2 + gamma(3, u) * products)
+    error += abs(p.scale) * by.operand * (2 + by.operand) * products
+    if by.lost:
+        error += abs(p.scale) * (_lost_products(p, by.lost) + 3 * p.E * by.lost)
     if isinstance(p.key, Stored):
         error += abs(p.scale) * (abs(wide(p.query)) @ of_heads(decoding_error(p.key, u), p).swapaxes(-1, -2))
     if p.softcap is not None:
@@ -187,6 +204,14 @@ def _score_error(p: Problem, exact: Stages, u: float, operand: float) -> tuple[A
     return error, largest
 
 
+def _lost_products(p: Problem, lost: float) -> Array:
+    """Return the sums of the products of which an operand is smaller than `lost`."""
+    query, key = abs(wide(p.query)), abs(per_head(p.key, p)).swapaxes(-1, -2)
+    few, little = np.where(query < lost, query, 0), np.where(key < lost, key, 0)
+    products: Array = few @ key + np.where(query < lost, 0, query) @ little
+    return products
+
+
 def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithmetic = PLAIN) -> Array:
     """Return the bound of the output before its last rounding (steps 3 to 6)."""
     u, tiny, narrow = unit(p.acc_dtype), float(finfo(p.acc_dtype).tiny), p.dtype.itemsize == 2
@@ -197,7 +222,8 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithme
     if by.weight:  # of any type of 16 bits
         lost = max(lost, float(np.finfo(np.float16).smallest_subnormal))
     decoded = of_heads(decoding_error(p.value, u), p) if isinstance(p.value, Stored) else None
-    lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u)
+    lse_error, n = lse_bound(p, exact, s, 0), sum_roundings(s, u * by.rounding)
+    by_zero = by.lost * (3 * p.S + 1) * (1.0 if p.dropout is None else p.dropout.factor)
     counts = exact.biased > -np.inf
     bound = np.empty(exact.output.shape)
     for rows in _blocks(p):
@@ -220,6 +246,7 @@ def output_bound(p: Problem, exact: Stages, s: Softmax, merges: int, by: Arithme
             + (weight_unit + u) * total
             + lost * values.sum(-2)
             + p.S * tiny
+            + by_zero
         )
         if decoded is not None:
             errs = np.where(seen & ~harmful, decoded[..., None, :, :], 0)

@@ -126,6 +126,7 @@ def with_precision(p: Problem, precision: Any, exp_error: float) -> tuple[Proble
     """Return the problem in the accumulation type that is claimed, and the rest of the claim."""
     named = precision is None or (isinstance(precision, str) and precision in bounds.ARITHMETIC)
     by = bounds.ARITHMETIC[precision or "float32"] if named else bounds.PLAIN
+    by = bounds.PLAIN if by.only and by.only != p.dtype.name else by
     try:
         dtype = np.dtype((by.acc or p.acc_dtype) if named else precision)
     except TypeError:

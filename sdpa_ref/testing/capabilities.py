@@ -104,9 +104,10 @@ class Capabilities:
         That several threads may call it at once.
     precision : str
         How it computes where that is less than float32 with exact operands: "tf32" or "bfloat16" (operands of all
-        products of matrices), "bfloat16 weights", "float16 weights" (before the product with V), or "float16
-        accumulation". Whatever it is, 16-bit inputs are products' operands as they are, and their weights may be
-        rounded to their type.
+        products of matrices), "bfloat16 weights", "float16 weights" (before the product with V), "float16
+        accumulation", or "bfloat16 products": products of bfloat16 inputs by an instruction that may round to odd, and
+        takes subnormal numbers for 0. Whatever it is, 16-bit inputs are products' operands as they are, and their
+        weights may be rounded to their type.
     exp_error : float
         Largest relative error of its exponential, as of a short polynomial or a table: 0 for one that is right to a few
         units in the last place.

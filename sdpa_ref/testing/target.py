@@ -174,10 +174,11 @@ def _of_backend(name: str) -> Target:
         return _triple(a[2] + b[2])
 
     about = f"a backend of sdpa_ref {sdpa_ref.__version__}"
+    precision = backend.precision() if "precision" in backend.TASKS else "float32"
     if backend.ARRAYS == "dask":
         return _of_chunks(name, about)
     has_gradients = "vjp" in backend.TASKS
-    claims = Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients)
+    claims = Capabilities.everything(gradients=has_gradients, lse_gradients=has_gradients, precision=precision)
     if backend.ARRAYS != "numpy":
         return Target(
             name=name,

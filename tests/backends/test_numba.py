@@ -13,6 +13,7 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 
 import llvmlite.binding as llvm
 import numba
+from machine_code import loops
 from sdpa_numba.compile.parts import KernelCompiler
 from sdpa_numba.kernels import softmax, tiles
 from sdpa_numba.plan import sizes_for
@@ -134,20 +135,6 @@ def test_a_dropped_key_does_not_change_a_bit(L, kind, poison):
         unaware = np.broadcast_to(~seen[:, None, :, key], clean.lse.shape)
         assert clean.lse[unaware].tobytes() == dirty.lse[unaware].tobytes()
         assert clean.output[unaware].tobytes() == dirty.output[unaware].tobytes()
-
-
-def loops(assembly):
-    """Return the instructions of every innermost loop."""
-    lines, labels, found = assembly.splitlines(), {}, []
-    for number, line in enumerate(lines):
-        if label := re.match(r"([.\w$]+):", line):
-            labels[label[1]] = number
-        jump = re.match(r"\s+(?:j\w+|b\.\w+|cbn?z\s+\w+,|tbn?z[^,]+,[^,]+,)\s*([.\w$]+)", line)
-        if jump and jump[1] in labels:
-            body = lines[labels[jump[1]] + 1 : number + 1]
-            if not any(re.match(r"[.\w$]+:", other) for other in body):
-                found.append([other.strip() for other in body if re.match(r"\s+[a-z]", other)])
-    return found
 
 
 @pytest.mark.parametrize("target", TARGETS)

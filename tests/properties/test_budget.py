@@ -171,3 +171,22 @@ def test_a_budget_for_another_precision():
     assert (error > strict.bound).any()
     with pytest.raises(ValueError, match="precision must be"):
         error_budget(q, k, v, precision=np.int32)
+
+
+def test_a_budget_for_products_of_bfloat16_knows_what_they_lose():
+    brain = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 9, 16)).astype(np.float32) for _ in range(3))
+    for dtype in (np.float32, np.float16, brain):
+        arrays = [x.astype(dtype) for x in (q, k, v)]
+        plain, products = (error_budget(*arrays, precision=each).bound for each in ("float32", "bfloat16 products"))
+        assert (products > plain).all() == (dtype == brain)
+        assert (products >= plain).all()
+        assert (products < 1.01 * plain).all()  # the rounding of weights and output counts most
+    loud, small = np.full((2, 9, 16), 2.0**126, brain), np.zeros((2, 9, 16), brain)
+    small[:, 3] = 2.0**-127
+    plain, products = (
+        error_budget(loud, small, v.astype(brain), precision=each).bound.max()
+        for each in ("float32", "bfloat16 products")
+    )
+    assert products > 10 * plain

@@ -17,6 +17,7 @@ from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
 
+from . import pairs
 from .elementary import elementary
 from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
 from .few_rows_values import STEP, value_adder
@@ -89,6 +90,8 @@ def output(dtype, sizes):
 @cache
 def query_placer(dtype, sizes):
     """Return ``place_query``."""
+    if sizes.products:
+        return pairs.place_query
     acc, lanes, size, source_size = sizes.acc, sizes.panel, itemsize(sizes.acc), itemsize(dtype)
     load, load_one, store = loader(dtype, acc, lanes), loader(dtype, acc), storer(acc)
 

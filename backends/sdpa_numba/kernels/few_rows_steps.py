@@ -9,6 +9,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, lane, loader, ramp, select, splatter, storer, sum_fours
 from sdpa_numba.vector.tiler import tiler
 
+from . import pairs
 from .elementary import elementary
 from .pack import transposing
 from .rows import at, look
@@ -20,10 +21,12 @@ ROWS = 3  # of queries at a time: with four vectors each they fill the multiplie
 
 
 @cache
-def multiplier(acc, lanes, accumulate, source):
+def multiplier(acc, lanes, accumulate, source, products=""):
     """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`."""
-    one_wide, two_wide, three_wide = (tiler(acc, rows, PANELS, lanes, accumulate, source) for rows in (1, 2, 3))
-    one_narrow, two_narrow, three_narrow = (tiler(acc, rows, 1, lanes, accumulate, source) for rows in (1, 2, 3))
+    (one_wide, two_wide, three_wide), (one_narrow, two_narrow, three_narrow) = (
+        [tiler(acc, rows, vectors, lanes, accumulate, source, products) for rows in (1, 2, 3)]
+        for vectors in (PANELS, 1)
+    )
 
     @part
     def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
@@ -54,10 +57,12 @@ def at_once(rows):
 def scorer(dtype, sizes, stored):
     """Return ``score``, which makes the scores of a block. Of `stored` keys, `key` is where a `Head` is read."""
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    vector = lanes * size
-    pack_keys, _ = transposing(dtype, acc, acc, lanes, ahead=True)
-    pack_panel = reader(dtype, sizes).pack_panel if stored else pack_keys  # of which a kernel for dense keys uses none
-    multiply = multiplier(acc, lanes, False, acc)
+    vector, half = lanes * size, sizes.half
+    pack_keys = pairs.turner(lanes, True) if half else transposing(dtype, acc, acc, lanes, ahead=True)[0]
+    pack_panel = pack_keys  # of which a kernel for dense keys uses none
+    if stored:
+        pack_panel = pairs.stored_reader(sizes).pack_panel if half else reader(dtype, sizes).pack_panel
+    multiply = multiplier(acc, lanes, False, acc, sizes.products)
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -66,7 +71,7 @@ def scorer(dtype, sizes, stored):
         `low` is a multiple of the lanes. What lies in a panel that is not packed is never touched: numbers without a
         leading one would cost a hundred cycles each.
         """
-        row, column, panel, x = stride(a.key, 2), stride(a.key, 1), p.E * vector, low
+        row, column, panel, x, steps = stride(a.key, 2), stride(a.key, 1), p.E * vector, low, (p.E + half) >> half
         while x < high:
             panels = PANELS if x + PANELS * lanes <= high else 1
             for y in range(0, panels):
@@ -78,7 +83,7 @@ def scorer(dtype, sizes, stored):
             r, scale = 0, number(p.scale)
             while r < n:
                 rows, q, c = at_once(n - r), queries + r * p.E * size, t + (r * block + x) * size
-                multiply(rows, panels, q, p.E * size, size, keys, panel, vector, c, block * size, p.E, scale)
+                multiply(rows, panels, q, p.E * size, size, keys, panel, vector, c, block * size, steps, scale)
                 r += rows
             x += panels * lanes
 

@@ -8,6 +8,7 @@ from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import fma, loader, storer
 
+from . import few_rows_pairs
 from .codes import code_product
 from .few_rows_steps import PANELS, at_once, multiplier
 from .heads import page_at
@@ -21,11 +22,11 @@ DECODED = 8  # keys whose values are decoded at once: there they take four times
 
 
 @cache
-def adder(source, acc, lanes, block):
+def adder(source, acc, lanes, block, products=""):
     """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
     size, source_size = itemsize(acc), itemsize(source)
     one = np.dtype(acc).type(1)
-    multiply = multiplier(acc, lanes, True, source)
+    multiply = multiplier(acc, lanes, True, source, products)
     vector = lanes * source_size
 
     @part
@@ -48,6 +49,11 @@ def adder(source, acc, lanes, block):
 @cache
 def value_adder(dtype, sizes, stored):
     """Return ``add_values``, which adds the weighted values of a block. Of `stored` values, `value` is a `Head`."""
+    if sizes.products:
+        packed, in_place = (
+            adder(source, sizes.acc, sizes.panel, sizes.block, sizes.products) for source in (sizes.acc, dtype)
+        )
+        return few_rows_pairs.value_adder(sizes, stored, packed, in_place, STEP)
     if stored:
         return stored_value_adder(dtype, sizes)
     acc, lanes, block, size, source_size = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)

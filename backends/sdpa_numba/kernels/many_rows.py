@@ -12,7 +12,7 @@ from sdpa_numba.vector.atomic import add, look
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, release, splatter, storer
 
-from . import tiles
+from . import pairs, tiles
 from .heads import HEAD_BYTES, place_head
 from .pack import transposing, value_packer
 from .record import SOURCE_BYTES, read_arrays, read_record
@@ -38,10 +38,15 @@ def packing(dtype, sizes, stored):
     """Return `Packing`, for dense or for `stored` keys and values.
 
     A block holds panels of keys, ``[E][panel]``, then values, ``[Ev / tile_rows][block][tile_rows]``, and in its last
-    64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero.
+    64 bytes whether all values are finite. Missing keys repeat the last one; missing columns of V are zero. Of pairs
+    there are half as many in ``[E]`` and ``[block]``.
     """
-    pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel, ahead=True)
-    pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
+    half = sizes.half
+    if half:
+        pack_keys, pack_values = pairs.turner(sizes.panel, True), pairs.block_packer(sizes.tile_rows)
+    else:
+        pack_keys, _ = transposing(dtype, sizes.acc, sizes.acc, sizes.panel, ahead=True)
+        pack_values = value_packer(dtype, sizes.acc, sizes.tile_rows)
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     store = storer("int64")
     pack_stored = stored_packing(dtype, sizes) if stored else None
@@ -49,25 +54,26 @@ def packing(dtype, sizes, stored):
     @part
     def pack_block(p, a, b, head, j0, target, room):
         """Pack the block of keys that begins at j0."""
-        count, finite = min(block, p.S - j0), True
+        count, finite, width = min(block, p.S - j0), True, (p.E + half) >> half
         row, column = stride(a.key, 2), stride(a.key, 1)
         key = batch(a.key, 3, a.query, b) + head * stride(a.key, 3) + j0 * row
         for x in range(0, count, panel):
             rows = min(panel, count - x)
-            pack_keys(key + x * row, row, column, rows, p.E, target + x * p.E * size, panel * size)
+            pack_keys(key + x * row, row, column, rows, p.E, target + x * width * size, panel * size)
         if a.value:
             row, column = stride(a.value, 2), stride(a.value, 1)
             value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * row
-            to, part = target + block * p.E * size, tile_rows * size
-            finite = pack_values(value, row, column, count, p.Ev, to, part, block * part)
+            to, part = target + block * width * size, tile_rows * size
+            finite = pack_values(value, row, column, count, p.Ev, to, part, (block >> half) * part)
         store(target + p.block_bytes - 64, np.int64(finite))
 
     @part
     def packed_block(p, at):
         """Return the block that is packed at this address."""
-        part, values = tile_rows * size, at + block * p.E * size
+        width, depth, part = (p.E + half) >> half, block >> half, tile_rows * size
+        values = at + block * width * size
         return Block(
-            at, p.E * size, size, panel * size, block, 0, values, block * size, size, part, at + p.block_bytes - 64
+            at, width * size, size, panel * size, block, 0, values, depth * size, size, part, at + p.block_bytes - 64
         )
 
     @part
@@ -89,6 +95,8 @@ def packing(dtype, sizes, stored):
 @cache
 def stored_packing(dtype, sizes):
     """Return ``pack_block`` for keys and values that are stored; `room` is for a panel of them as rows."""
+    if sizes.products:
+        return pairs.stored_reader(sizes).pack_block
     size, panel, block, tile_rows = itemsize(sizes.acc), sizes.panel, sizes.block, sizes.tile_rows
     pack_panel, pack_rows = reader(dtype, sizes).pack_panel, rows_packer(dtype, sizes, tile_rows)
     store = storer("int64")

@@ -24,7 +24,10 @@ ALL, BAND, INTERVALS = range(3)  # how the visible keys of a row are known
 
 
 class Sizes(NamedTuple):
-    """How a processor is served: lanes of a register, shape of a tile, keys of a panel, a block and a chunk."""
+    """How a processor is served: lanes of a register, shape of a tile, keys of a panel, a block and a chunk.
+
+    `products` is "", or how pairs of bfloat16 numbers are multiplied. A product has half the steps then.
+    """
 
     acc: str
     lanes: int
@@ -33,6 +36,12 @@ class Sizes(NamedTuple):
     tile_vectors: int = 3
     block: int = 128
     chunk: int = 1024
+    products: str = ""
+
+    @property
+    def half(self) -> int:
+        """1 where a step of a product takes a pair of numbers: by how much numbers of steps are shifted."""
+        return int(self.products != "")
 
 
 class Arrays(NamedTuple):
@@ -132,7 +141,7 @@ FORWARD = np.dtype(
     + [(name, np.int64) for name in _SETTLED]
 )
 SOURCE = np.dtype([(name, np.int64) for name in Source._fields])
-SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:])])
+SIZES = np.dtype([(name, np.int64) for name in ("acc_bytes", *Sizes._fields[1:-1], "half")])
 
 SOURCE_BYTES, LENGTH, WIDTH = SOURCE.itemsize, SOURCE.fields["length"][1], SOURCE.fields["width"][1]  # type: ignore[index]
 
@@ -214,7 +223,8 @@ def settle_many_rows(call: int) -> None:
     p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0
     p.strips = (p.tiles + p.strip - 1) // p.strip if p.strip else 0
     p.packed = p.stored == 0 and p.strips * (p.group // p.fold) > 1 and p.S > 0  # else a dense copy were made
-    p.block_bytes = s.block * (p.E + (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows) * s.acc_bytes
+    keys, values = (p.E + s.half) >> s.half, (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows
+    p.block_bytes = (s.block * keys + (s.block >> s.half) * values) * s.acc_bytes
     p.block_bytes = ((p.block_bytes + 63) & -64) + 64
     packing = p.B * p.Hkv * blocks if p.packed else 0
     share(call, p, work, p.units * p.strips + packing, packing * p.block_bytes)

@@ -14,7 +14,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.tiler import tiler
 
-from . import scores
+from . import pairs, scores
 from .finish import finisher, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
@@ -67,7 +67,9 @@ class Block(NamedTuple):
 @cache
 def multiplier(sizes, accumulate):
     """Return ``multiply(vectors, a, a_row, a_step, b, c, steps, factor)``: a product of one to three vectors' width."""
-    narrow, middle, wide = (tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate) for n in (1, 2, 3))
+    narrow, middle, wide = (
+        tiler(sizes.acc, sizes.tile_rows, n, sizes.lanes, accumulate, None, sizes.products) for n in (1, 2, 3)
+    )
     size = itemsize(sizes.acc)
     vector = sizes.lanes * size
 
@@ -86,6 +88,8 @@ def multiplier(sizes, accumulate):
 @cache
 def queries_packer(dtype, sizes):
     """Return ``place_queries``."""
+    if sizes.products:
+        return pairs.queries_packer(sizes.lanes)
     acc, lanes = sizes.acc, sizes.lanes
     size = itemsize(sizes.acc)
     vector, store, load_source = lanes * size, storer(acc), loader(dtype, acc)
@@ -145,18 +149,20 @@ def blocks(dtype, sizes, general, score_mod):
     load, splat, store_int64 = loader(acc, acc, lanes), splatter(acc, lanes), storer("int64")
     make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
     softmax_step, rescale, _, weigh = softmax(sizes)
+    half = sizes.half
+    join, add_pairs_carefully = pairs.weights(sizes) if half else pairs.Weights(None, None)
     adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
         """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows."""
-        across = tile.vectors * vector
+        across, steps = tile.vectors * vector, (p.E + half) >> half
         for x in range(low - j0, high - j0, tile_rows):
             first, row, step = keys.keys + (x - x % panel) * keys.key, keys.key_row, keys.key_step
             first += x % panel * row
             if x >= keys.whole:
                 first, row, step = keys.tail, size, panel * size
-            make_scores(tile.vectors, first, row, step, tile.queries, t + x * across, p.E, number(p.scale))
+            make_scores(tile.vectors, first, row, step, tile.queries, t + x * across, steps, number(p.scale))
         start = t + (low - j0) * across
         if general:
             adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
@@ -205,13 +211,20 @@ def blocks(dtype, sizes, general, score_mod):
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
         if general and p.dropout_threshold:
             apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
+        if half:
+            join(tile.vectors, here, top - bottom)
+            complete &= high % 2 == 0  # else the last pair has a key that is dropped
         if (a.keep or a.bias or not complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
-            add_carefully(p, a, tile, keys, t, j0, low, high)
+            if half:
+                add_pairs_carefully(p, a, tile, keys, here, j0, bottom, low, high)
+            else:
+                add_carefully(p, a, tile, keys, t, j0, low, high)
         else:
+            steps = (high - bottom + half) >> half
             for d in range(0, p.Ev, tile_rows):
-                part = keys.values + d * keys.value + (bottom - j0) * keys.value_row
+                part = keys.values + d * keys.value + ((bottom - j0) >> half) * keys.value_row
                 add_values(tile.vectors, part, keys.value_column, keys.value_row, here, tile.sums + d * across,
-                           high - bottom, number(not fresh))  # fmt: skip
+                           steps, number(not fresh))  # fmt: skip
         store_int64(tile.fresh, np.int64(0))
 
     @part

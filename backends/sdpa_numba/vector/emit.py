@@ -152,14 +152,19 @@ def exchange(builder, rows):
     return rows
 
 
+def bfloat16_bits(builder, value):
+    """Return integers whose upper halves are float32 numbers rounded to bfloat16: to nearest, ties to even."""
+    bits = builder.bitcast(value, like(value, I32))
+    odd = builder.and_(builder.lshr(bits, constant(bits, 16)), constant(bits, 1))
+    rounded = builder.add(bits, builder.add(odd, constant(bits, 0x7FFF)))
+    quiet = builder.or_(bits, constant(bits, 0x400000))
+    return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+
+
 def write(builder, address, value, target):
     """Store `value` at `address`, rounded to `target`: to nearest, ties to even, NaN stays NaN."""
     if target == "bfloat16":
-        bits = builder.bitcast(value, like(value, I32))
-        odd = builder.and_(builder.lshr(bits, constant(bits, 16)), constant(bits, 1))
-        rounded = builder.add(bits, builder.add(odd, constant(bits, 0x7FFF)))
-        quiet = builder.or_(bits, constant(bits, 0x400000))
-        bits = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+        bits = bfloat16_bits(builder, value)
         value = builder.trunc(builder.lshr(bits, constant(bits, 16)), like(value, I16))
     elif value.type != like(value, LLVM[target]):
         value = builder.fptrunc(value, like(value, LLVM[target]))

@@ -8,6 +8,7 @@ from numba.extending import intrinsic
 
 from . import emit
 from .emit import I64, LLVM, call, itemsize, read, splat_value, write
+from .pairs import dot2, read_pairs
 from .unrolled import keep_rolled
 
 CHAIN = 128  # steps of a product whose sum is one chain; the sums of longer products are added up
@@ -21,6 +22,7 @@ class Tile(NamedTuple):
     rows: int
     vectors: int
     lanes: int
+    products: str = ""  # of pairs of bfloat16 numbers, by this instruction
 
     @property
     def cells(self) -> list[tuple[int, int]]:
@@ -38,15 +40,17 @@ class Strides(NamedTuple):
     further: Any
 
 
-def tiler(target, rows, vectors, lanes, accumulate, source=None):
+def tiler(target, rows, vectors, lanes, accumulate, source=None, products=""):
     """Return ``tile(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)``, a matrix product in registers.
 
     It sets ``C = factor * (A @ B)``, or adds ``A @ B`` to C (to nothing where `factor` is 0), for A of `rows` x steps
     numbers and B of steps x ``vectors * lanes``, stored as `source` (by default as `target`). All strides are in bytes.
     Each number of C is chains of fused multiply-adds, each over `CHAIN` steps and added to those before it, or one
-    chain that begins with C where that is added to; in the order of the steps, whatever the tile's size is.
+    chain that begins with C where that is added to; in the order of the steps, whatever the tile's size is. With
+    `products`, A and B hold words, pairs of bfloat16 numbers (see `pairs`), and a step adds both products; where
+    `source` is bfloat16, a step of B is two rows of numbers, which are paired as they are read.
     """
-    shape, size = Tile(target, source or target, rows, vectors, lanes), itemsize(target)
+    shape, size = Tile(target, source or target, rows, vectors, lanes, products), itemsize(target)
     make = _add if accumulate else _set
 
     @intrinsic
@@ -143,7 +147,7 @@ def _chain(builder, tile, strides, a, b, steps, starts):
 
 def _step(builder, tile, strides, a, b, sums):
     """Return the sums with the products of one column of A and one row of B added."""
-    target, source, rows, vectors, lanes = tile
+    target, source, rows, vectors, lanes, products = tile
     results = list(sums)
 
     def left(row):
@@ -153,11 +157,16 @@ def _step(builder, tile, strides, a, b, sums):
 
     def right(column):
         place = builder.add(b, builder.mul(strides.b_vector, I64(column)))
+        if products and source == "bfloat16":
+            return read_pairs(builder, place, builder.ashr(strides.b_step, I64(1)), lanes)
         return read(builder, place, source, target, lanes)
 
     def add_product(row, column, x, y):
         place = row * vectors + column
-        results[place] = call(builder, "fma", x, y, sums[place])
+        if products:
+            results[place] = dot2(builder, products, sums[place], x, y)
+        else:
+            results[place] = call(builder, "fma", x, y, sums[place])
 
     if rows < vectors:  # what there is less of stays in registers while the other passes by
         lefts = [left(row) for row in range(rows)]
