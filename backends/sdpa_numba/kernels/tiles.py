@@ -89,7 +89,7 @@ def queries_packer(dtype, sizes):
     acc, lanes = sizes.acc, sizes.lanes
     size = itemsize(sizes.acc)
     vector, store, load_source = lanes * size, storer(acc), loader(dtype, acc)
-    turn_in, _ = transposing(dtype, acc, acc, lanes)
+    turn_in, _ = transposing(dtype, acc, acc, lanes, ahead=True)
 
     @part
     def place_queries(p, a, b, tile):
@@ -149,7 +149,10 @@ def blocks(dtype, sizes, general, score_mod):
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
-        """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows."""
+        """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows.
+
+        Return whether bias and boolean mask drop none of them.
+        """
         across = tile.vectors * vector
         for x in range(low - j0, high - j0, tile_rows):
             first, row, step = keys.keys + (x - x % panel) * keys.key, keys.key_row, keys.key_step
@@ -157,11 +160,12 @@ def blocks(dtype, sizes, general, score_mod):
             if x >= keys.whole:
                 first, row, step = keys.tail, size, panel * size
             make_scores(tile.vectors, first, row, step, tile.queries, t + x * across, p.E, number(p.scale))
-        start = t + (low - j0) * across
+        start, kept = t + (low - j0) * across, True
         if general:
-            adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
+            kept = adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
         if not complete:
             mask(tile.rows, tile.vectors, start, low, high, work)
+        return kept
 
     @part
     def finite(keys, width, low, high):
@@ -199,13 +203,13 @@ def blocks(dtype, sizes, general, score_mod):
         """Update a tile by the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
         complete &= bottom == low
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
+        kept = score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
         here, fresh = t + (bottom - j0) * across, load_int64(tile.fresh) != 0
         if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor) and not fresh:
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
         if general and p.dropout_threshold:
             apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
-        if (a.keep or a.bias or not complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
+        if not (kept and complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
             add_carefully(p, a, tile, keys, t, j0, low, high)
         else:
             for d in range(0, p.Ev, tile_rows):
