@@ -9,7 +9,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import any_lane, load_int64, loader, select, splatter, storer
+from sdpa_numba.vector.simd import any_lane, concealed, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import transposer
 
 from .dropout import keeper
@@ -82,7 +82,7 @@ def adjuster(sizes, score_mod):
         for offset in range(0, end, vector):
             gone = load(slab + offset) == splat(dropped)
             gone_there = select(gone, splat(one), gone_there)
-            store(t + offset, select(gone, splat(nothing), load(t + offset)))
+            store(concealed(t + offset), select(gone, splat(nothing), load(t + offset)))
         return not any_lane(splat(zero) < gone_there)
 
     @part
@@ -170,7 +170,7 @@ def masker(sizes):
             for x in range(first, last):
                 key, to = splat_limit(np.int32(x)), t + (x * vectors + v) * vector
                 seen = (key < prefix) | ((before < key) & (key < stop))
-                store(to, select(seen, load(to), splat(nothing)))
+                store(concealed(to), select(seen, load(to), splat(nothing)))
 
     @part
     def mask(rows, vectors, t, low, high, limits):

@@ -21,6 +21,8 @@ from .rows import Rows, at, keeps
 from .softmax import softmax
 from .views import batch, data, stride
 
+UNKNOWN = 2  # whether values are finite
+
 
 class Tile(NamedTuple):
     """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state.
@@ -47,8 +49,8 @@ class Block(NamedTuple):
 
     Key x is at ``keys + (x - x % panel) * key + x % panel * key_row``; the keys from `whole` on, fewer than a tile has,
     lie packed at `tail`. Column d of its value, d a multiple of the tile's rows, is at
-    ``values + d * value + x * value_row``. Whether the values are finite is written at `finite`, or unknown where
-    that is 0.
+    ``values + d * value + x * value_row``. Whether the values of all `length` keys are finite is written at `finite`:
+    1, 0, or `UNKNOWN`.
     """
 
     keys: int
@@ -62,6 +64,7 @@ class Block(NamedTuple):
     value_column: int
     value_row: int
     finite: int
+    length: int
 
 
 @cache
@@ -168,12 +171,12 @@ def blocks(dtype, sizes, general, score_mod):
         return kept
 
     @part
-    def finite(keys, width, low, high):
-        """Return whether the values of the keys of ``[low, high)`` are finite."""
-        if keys.finite:
+    def finite(keys, width):
+        """Return whether the values of a block are finite."""
+        if load_int64(keys.finite) != UNKNOWN:
             return load_int64(keys.finite) != 0
         odd, alone, done = splat(number(0)), True, width - width % lanes if keys.value_column == size else 0
-        for x in range(low, high):
+        for x in range(keys.length):
             row = keys.values + x * keys.value_row
             for d in range(0, done, lanes):
                 values = load(row + d * size)
@@ -181,7 +184,9 @@ def blocks(dtype, sizes, general, score_mod):
             for d in range(done, width):
                 value = load_one(row + d * keys.value)
                 alone &= value - value == number(0)
-        return alone and not any_lane(splat(number(0)) < odd)
+        alone = alone and not any_lane(splat(number(0)) < odd)
+        store_int64(keys.finite, np.int64(alone))
+        return alone
 
     @part
     def add_carefully(p, a, tile, keys, t, j0, low, high):
@@ -209,7 +214,7 @@ def blocks(dtype, sizes, general, score_mod):
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
         if general and p.dropout_threshold:
             apply_dropout(p, b, tile.rows, tile.vectors, here, bottom, top)
-        if not (kept and complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
+        if not (kept and complete) and not finite(keys, p.Ev):
             add_carefully(p, a, tile, keys, t, j0, low, high)
         else:
             for d in range(0, p.Ev, tile_rows):

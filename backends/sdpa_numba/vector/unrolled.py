@@ -5,9 +5,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from . import emit
-AHEAD = 128  # bytes from what is read to what is prefetched of the same row
-
 from .emit import I8, I16, I32, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
+
+AHEAD = 128  # bytes from what is read to what is prefetched of the same row
 
 
 def transposer(source, target, working, lanes, columns, table=False, whole=False, ahead=False):
@@ -15,8 +15,8 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
-    `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched, or what follows in rows of a table. Half-precise numbers move in pairs
-    where the columns allow it.
+    `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched, or what follows in rows of a table.
+    Half-precise numbers move in pairs where the columns allow it.
     """
     paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
     raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
