@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 Run = Callable[[], Any]
-_SAMPLE = 0.002  # seconds that a sample takes at least
+_SAMPLE = 0.005  # seconds that a sample takes at least
+_WARM = 0.03  # seconds of calls before one: so long some systems leave a thread they wake on its caller's processor
 _LEAST = 5  # samples of each
 _SIDE = 2048
 _BEYOND_CACHES = 1 << 30
@@ -76,9 +77,11 @@ def memory_rate(threads: int) -> float:
 
 
 def _sample(run: Run, calls: int) -> float:
-    """Return what a call takes, after one that is not timed: it wakes the threads and fills the caches."""
-    run()
-    start = time.perf_counter()
+    """Return what a call takes, after some that are not timed: they wake the threads and fill the caches."""
+    begin = start = time.perf_counter()
+    while start - begin < _WARM:
+        run()
+        start = time.perf_counter()
     for _ in repeat(None, calls):
         run()
     return (time.perf_counter() - start) / calls

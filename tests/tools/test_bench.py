@@ -4,6 +4,7 @@ import json
 import sys
 from importlib.util import find_spec
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,6 +197,23 @@ def test_runs_take_turns():
     assert [len(samples[name]) for name in "ab"] == [5, 5]
     assert all(0 < time < 1e-3 for name in "ab" for time in samples[name])
     assert sum(one != other for one, other in pairwise(calls)) >= 5  # not all of one, then all of the other
+
+
+def test_a_sample_begins_when_woken_threads_have_processors_of_their_own(monkeypatch):
+    """On a clock that calls move: for 20 ms after a pause they take twice the time."""
+    now = alone_until = 0.0
+
+    def sleep(seconds):
+        nonlocal now, alone_until
+        now += seconds
+        alone_until = now + 0.02
+
+    def run():
+        nonlocal now
+        now += 2e-3 if now < alone_until else 1e-3
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now, process_time=lambda: 0.0, sleep=sleep))
+    assert clock.by_turns({"a": run, "b": run}, 0.0)["b"] == pytest.approx([1e-3] * 5)
 
 
 def test_reading_counts_every_byte():

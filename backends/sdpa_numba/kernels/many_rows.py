@@ -19,7 +19,7 @@ from .record import SOURCE_BYTES, read_arrays, read_record
 from .rows import FIELDS, drops_all, place, rows_at, span, visible
 from .softmax import softmax
 from .stored import reader, rows_packer
-from .tiles import Block, Tile
+from .tiles import UNKNOWN, Block, Tile
 from .views import batch, stride
 
 IN_PLACE = 4  # tiles, at most, that read a block where it lies in less time than it takes to pack it
@@ -71,10 +71,8 @@ def packing(dtype, sizes, stored):
     def packed_block(p, at):
         """Return the block that is packed at this address."""
         width, depth, part = (p.E + half) >> half, block >> half, tile_rows * size
-        values = at + block * width * size
-        return Block(
-            at, width * size, size, panel * size, block, 0, values, depth * size, size, part, at + p.block_bytes - 64
-        )
+        values, finite = at + block * width * size, at + p.block_bytes - 64
+        return Block(at, width * size, size, panel * size, block, 0, values, depth * size, size, part, finite, block)
 
     @part
     def block_in_place(p, a, b, head, j0, spare):
@@ -87,7 +85,9 @@ def packing(dtype, sizes, stored):
             pack_keys(key + whole * row, row, column, count - whole, p.E, spare, panel * size)
         value_row, value_column = stride(a.value, 2), stride(a.value, 1)
         value = batch(a.value, 3, a.query, b) + head * stride(a.value, 3) + j0 * value_row
-        return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, 0)
+        finite = spare + p.block_bytes - 64
+        store(finite, np.int64(UNKNOWN))
+        return Block(key, row, row, column, whole, spare, value, value_column, value_column, value_row, finite, count)
 
     return Packing(pack_stored or pack_block, packed_block, block_in_place)
 

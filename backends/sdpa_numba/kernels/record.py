@@ -17,6 +17,7 @@ from .views import batch, size
 SMALL = 2**17  # multiplications that take less time than to share them
 MIDDLE = 2**19  # multiplications that take less time than to wake a helper
 STRIP = 8  # tiles, at most, that share a pass over the keys
+ROOM = 2**19  # bytes of states of a head, at most, for which all its tiles share one: its keys need no memory then
 TURNS = 4  # tasks a thread, at least, where there are few heads and tiles enough: the last ones end at different times
 APART = 128  # bytes between what two threads write at a time: cache lines are fetched in pairs
 FAR = 2**41  # as in the bands of masks: no limit
@@ -218,6 +219,8 @@ def settle_many_rows(call: int) -> None:
     p.units, p.tiles = p.B * (p.Hq // p.fold), (p.fold * p.L + lanes - 1) // lanes
     p.regular = p.fold == 1 or p.L == 1
     work, threads, p.strips = work_of(p), load_int64(call + HELPERS) + 1, (p.tiles + STRIP - 1) // STRIP
+    if p.units >= 2 * TURNS * threads and p.tiles * lanes * (p.E + 2 * p.Ev) * s.acc_bytes <= ROOM:
+        p.strips = min(p.strips, np.int64(1))
     if work > MIDDLE and 0 < p.units < 2 * threads and threads > 1:
         p.strips = max(p.strips, min(p.tiles, (TURNS * threads + p.units - 1) // p.units))
     p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0

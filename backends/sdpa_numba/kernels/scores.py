@@ -9,7 +9,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import load_int64, loader, select, splatter, storer
+from sdpa_numba.vector.simd import any_lane, concealed, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import transposer
 
 from .dropout import keeper
@@ -23,7 +23,7 @@ def filler(source, acc, lanes):
     """Return ``fill(rows, offset, step, count, target, across)``: up to `lanes` keys of `lanes` rows, keys first."""
     size, source_size = itemsize(acc), itemsize(source)
     load, store, splat = loader(source, acc), storer(acc), splatter(acc, lanes)
-    square = transposer(source, acc, acc, lanes, lanes, table=True)
+    square = transposer(source, acc, acc, lanes, lanes, table=True, ahead=True)
 
     @part
     def fill(rows, offset, step, count, target, across):
@@ -54,7 +54,7 @@ def adjuster(sizes, score_mod):
         filler(source, acc, lanes) for source in ("float16", "bfloat16", "float32", "float64", "bool")
     )
     tanh = elementary(acc, lanes).tanh
-    zero, nothing = number(0), number(-np.inf)
+    zero, one, nothing = number(0), number(1), number(-np.inf)
 
     @part
     def fill_bias(code, rows, offset, step, count, target, across):
@@ -77,10 +77,13 @@ def adjuster(sizes, score_mod):
 
     @part
     def drop(t, slab, end, dropped):
-        """Give the score -inf to whatever has the number `dropped` in the slab."""
+        """Give the score -inf to whatever has the number `dropped` in the slab; return whether nothing has it."""
+        gone_there = splat(zero)  # 1 where something is dropped
         for offset in range(0, end, vector):
             gone = load(slab + offset) == splat(dropped)
-            store(t + offset, select(gone, splat(nothing), load(t + offset)))
+            gone_there = select(gone, splat(one), gone_there)
+            store(concealed(t + offset), select(gone, splat(nothing), load(t + offset)))
+        return not any_lane(splat(zero) < gone_there)
 
     @part
     def alibi(a, b, rows, vectors, t, j0, j, count, slab):
@@ -100,12 +103,15 @@ def adjuster(sizes, score_mod):
 
     @part
     def adjust(p, a, b, rows, vectors, t, j0, low, high, slab):
-        """Cap the scores of the keys of ``[low, high)``, add bias and ALiBi, apply the function and drop keys."""
-        across, n = vectors * vector, vectors * lanes
+        """Cap the scores of the keys of ``[low, high)``, add bias and ALiBi, apply the function and drop keys.
+
+        Return whether bias and mask drop none.
+        """
+        across, n, kept = vectors * vector, vectors * lanes, True
         if p.softcap:
             cap(p, t, t + (high - low) * across)
         if score_mod is None and not (a.bias or a.slopes or a.keep):
-            return
+            return kept
         for j in range(low, high, lanes):
             count = min(lanes, high - j)
             here, end = t + (j - low) * across, count * across
@@ -113,13 +119,17 @@ def adjuster(sizes, score_mod):
                 step = stride(a.bias, 1)
                 for v in range(vectors):
                     fill_bias(p.bias_code, rows.bias + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
-                drops = score_mod is None and p.bias_drops
-                for offset in range(0, end, vector):
-                    added = load(slab + offset)
-                    score = load(here + offset) + added
-                    if drops:
-                        score = select(added == splat(nothing), splat(nothing), score)
-                    store(here + offset, score)
+                if p.bias_drops:
+                    gone_there = splat(zero)
+                    for offset in range(0, end, vector):
+                        added = load(slab + offset)
+                        gone = added == splat(nothing)
+                        gone_there = select(gone, splat(one), gone_there)
+                        store(here + offset, select(gone, splat(nothing), load(here + offset) + added))
+                    kept &= not any_lane(splat(zero) < gone_there)
+                else:
+                    for offset in range(0, end, vector):
+                        store(here + offset, load(here + offset) + load(slab + offset))
             if a.slopes:
                 alibi(a, b, rows, vectors, here, j0, j, count, slab + lanes * across)
             if score_mod is not None:
@@ -135,7 +145,8 @@ def adjuster(sizes, score_mod):
                 step = stride(a.keep, 1)
                 for v in range(vectors):
                     boolean(rows.keep + 8 * v * lanes, j * step, step, count, slab + v * vector, across)
-                drop(here, slab, end, zero)
+                kept &= drop(here, slab, end, zero)
+        return kept
 
     return adjust
 
@@ -150,20 +161,33 @@ def masker(sizes):
     nothing = number(-np.inf)
 
     @part
-    def mask(rows, vectors, t, low, high, limits):
-        """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
+    def drop(vectors, t, first, last, limits):
+        """Drop keys of ``[first, last)``, counted as the limits are."""
         n = vectors * lanes
-        for r in range(n):
-            store_limit(limits + 4 * r, np.int32(min(max(at(rows.prefix, r) - low, 0), high - low)))
-            store_limit(limits + 4 * (n + r), np.int32(min(max(at(rows.start, r) - low, 0), high - low) - 1))
-            store_limit(limits + 4 * (2 * n + r), np.int32(min(max(at(rows.stop, r) - low, 0), high - low)))
-        for v in range(vectors):
+        for v in range(vectors if first < last else 0):
             prefix = load_limit(limits + 4 * v * lanes)
             before, stop = load_limit(limits + 4 * (n + v * lanes)), load_limit(limits + 4 * (2 * n + v * lanes))
-            for x in range(high - low):
+            for x in range(first, last):
                 key, to = splat_limit(np.int32(x)), t + (x * vectors + v) * vector
                 seen = (key < prefix) | ((before < key) & (key < stop))
-                store(to, select(seen, load(to), splat(nothing)))
+                store(concealed(to), select(seen, load(to), splat(nothing)))
+
+    @part
+    def mask(rows, vectors, t, low, high, limits):
+        """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
+        n, count, first, last = vectors * lanes, high - low, np.int64(0), high - low
+        for r in range(n):
+            prefix = min(max(at(rows.prefix, r) - low, 0), count)
+            start, stop = min(max(at(rows.start, r) - low, 0), count), min(max(at(rows.stop, r) - low, 0), count)
+            store_limit(limits + 4 * r, np.int32(prefix))
+            store_limit(limits + 4 * (n + r), np.int32(start - 1))
+            store_limit(limits + 4 * (2 * n + r), np.int32(stop))
+            first, last = max(first, start), min(last, stop)
+        if first < last:  # keys that all rows see need no test: most of them, but for a diagonal and an end
+            drop(vectors, t, np.int64(0), first, limits)
+            drop(vectors, t, last, count, limits)
+        else:
+            drop(vectors, t, np.int64(0), count, limits)
 
     return mask
 

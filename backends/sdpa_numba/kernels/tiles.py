@@ -21,6 +21,8 @@ from .rows import Rows, at, keeps
 from .softmax import softmax
 from .views import batch, data, stride
 
+UNKNOWN = 2  # whether values are finite
+
 
 class Tile(NamedTuple):
     """Query rows in the lanes of `vectors` vectors, `filled` of them real, and the addresses of their state.
@@ -47,8 +49,8 @@ class Block(NamedTuple):
 
     Key x is at ``keys + (x - x % panel) * key + x % panel * key_row``; the keys from `whole` on, fewer than a tile has,
     lie packed at `tail`. Column d of its value, d a multiple of the tile's rows, is at
-    ``values + d * value + x * value_row``. Whether the values are finite is written at `finite`, or unknown where
-    that is 0.
+    ``values + d * value + x * value_row``. Whether the values of all `length` keys are finite is written at `finite`:
+    1, 0, or `UNKNOWN`.
     """
 
     keys: int
@@ -62,6 +64,7 @@ class Block(NamedTuple):
     value_column: int
     value_row: int
     finite: int
+    length: int
 
 
 @cache
@@ -93,7 +96,7 @@ def queries_packer(dtype, sizes):
     acc, lanes = sizes.acc, sizes.lanes
     size = itemsize(sizes.acc)
     vector, store, load_source = lanes * size, storer(acc), loader(dtype, acc)
-    turn_in, _ = transposing(dtype, acc, acc, lanes)
+    turn_in, _ = transposing(dtype, acc, acc, lanes, ahead=True)
 
     @part
     def place_queries(p, a, b, tile):
@@ -155,7 +158,10 @@ def blocks(dtype, sizes, general, score_mod):
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
-        """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows."""
+        """Fill `t` with the scores of the keys of ``[low, high)``, which are multiples of the tile's rows.
+
+        Return whether bias and boolean mask drop none of them.
+        """
         across, steps = tile.vectors * vector, (p.E + half) >> half
         for x in range(low - j0, high - j0, tile_rows):
             first, row, step = keys.keys + (x - x % panel) * keys.key, keys.key_row, keys.key_step
@@ -163,19 +169,20 @@ def blocks(dtype, sizes, general, score_mod):
             if x >= keys.whole:
                 first, row, step = keys.tail, size, panel * size
             make_scores(tile.vectors, first, row, step, tile.queries, t + x * across, steps, number(p.scale))
-        start = t + (low - j0) * across
+        start, kept = t + (low - j0) * across, True
         if general:
-            adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
+            kept = adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
         if not complete:
             mask(tile.rows, tile.vectors, start, low, high, work)
+        return kept
 
     @part
-    def finite(keys, width, low, high):
-        """Return whether the values of the keys of ``[low, high)`` are finite."""
-        if keys.finite:
+    def finite(keys, width):
+        """Return whether the values of a block are finite."""
+        if load_int64(keys.finite) != UNKNOWN:
             return load_int64(keys.finite) != 0
         odd, alone, done = splat(number(0)), True, width - width % lanes if keys.value_column == size else 0
-        for x in range(low, high):
+        for x in range(keys.length):
             row = keys.values + x * keys.value_row
             for d in range(0, done, lanes):
                 values = load(row + d * size)
@@ -183,7 +190,9 @@ def blocks(dtype, sizes, general, score_mod):
             for d in range(done, width):
                 value = load_one(row + d * keys.value)
                 alone &= value - value == number(0)
-        return alone and not any_lane(splat(number(0)) < odd)
+        alone = alone and not any_lane(splat(number(0)) < odd)
+        store_int64(keys.finite, np.int64(alone))
+        return alone
 
     @part
     def add_carefully(p, a, tile, keys, t, j0, low, high):
@@ -205,7 +214,7 @@ def blocks(dtype, sizes, general, score_mod):
         """Update a tile by the keys of ``[low, high)`` of the block at j0."""
         across, bottom, top = tile.vectors * vector, low - low % tile_rows, high + -high % tile_rows
         complete &= bottom == low
-        score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
+        kept = score(p, a, b, tile, keys, t, j0, bottom, top, complete and top == high, work)
         here, fresh = t + (bottom - j0) * across, load_int64(tile.fresh) != 0
         if softmax_step(tile.vectors, here, top - bottom, tile.m, tile.z, tile.factor) and not fresh:
             rescale(tile.vectors, tile.sums, p.Ev, tile.factor)
@@ -214,7 +223,7 @@ def blocks(dtype, sizes, general, score_mod):
         if half:
             join(tile.vectors, here, top - bottom)
             complete &= high % 2 == 0  # else the last pair has a key that is dropped
-        if (a.keep or a.bias or not complete) and not finite(keys, p.Ev, bottom - j0, high - j0):
+        if not (kept and complete) and not finite(keys, p.Ev):
             if half:
                 add_pairs_carefully(p, a, tile, keys, here, j0, bottom, low, high)
             else:

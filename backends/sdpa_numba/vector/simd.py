@@ -11,7 +11,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-from .emit import I32, I64, LLVM, call, read, splat_value, write
+from .emit import I32, I64, LLVM, call, hidden, read, splat_value, write
 
 
 class Vector(types.Type):
@@ -93,6 +93,16 @@ def storer(target):
         return types.void(types.int64, value), generate
 
     return store
+
+
+@intrinsic
+def concealed(_, address):
+    """Return an address of which LLVM does not know that it is the same.
+
+    What is chosen between a number and what lies at the address would else be stored there under a mask, for which some
+    processors take twenty operations.
+    """
+    return types.int64(types.int64), lambda context, builder, signature, arguments: hidden(builder, *arguments)
 
 
 def splatter(target, lanes):

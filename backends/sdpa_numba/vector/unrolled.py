@@ -7,14 +7,16 @@ from numba.extending import intrinsic
 from . import emit
 from .emit import I8, I16, I32, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
+AHEAD = 128  # bytes from what is read to what is prefetched of the same row
+
 
 def transposer(source, target, working, lanes, columns, table=False, whole=False, ahead=False):
     """Return ``transpose(a, a_row, a_last, b, b_row, b_last)``: `lanes` rows and some `columns` from `a` to `b`.
 
     Row i lies at ``a + min(i, a_last) * a_row``, stored as `source`, and becomes column i of the rows of `b`, stored as
     `target`; `working` is the type between. With `table`, `a` lists the addresses of the rows and `a_row` is added.
-    `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched. Half-precise numbers move in pairs
-    where the columns allow it.
+    `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched, or what follows in rows of a table.
+    Half-precise numbers move in pairs where the columns allow it.
     """
     paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
     raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
@@ -44,8 +46,9 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
             begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
             rows = []
             if ahead:  # a processor does not foresee that column blocks of a row are followed by another row
+                step = I64(AHEAD) if table else builder.mul(a_row, I64(lanes))
                 for address in begin:
-                    emit.prefetch(builder, builder.add(address, builder.mul(a_row, I64(lanes))))
+                    emit.prefetch(builder, builder.add(address, step))
             for offset in range(0, columns * itemsize(source), piece * itemsize(raw)):
                 square = []
                 for k in range(piece):

@@ -1,0 +1,119 @@
+"""What the kernels leave undone: memory that is not allocated, and scores that are not touched."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
+    pytest.importorskip("numba")
+
+import llvmlite.binding as llvm
+import numba
+from sdpa_numba import calls
+from sdpa_numba.compile.parts import KernelCompiler
+from sdpa_numba.kernels import scores
+from sdpa_numba.kernels.record import FORWARD, settle_many_rows
+from sdpa_numba.kernels.rows import rows_at
+from sdpa_numba.plan import sizes_for
+from sdpa_numba.runtime.call import ARGUMENTS
+from sdpa_numba.runtime.threads import POOL, team
+
+import sdpa_ref
+
+# Scores of 8 rows and 3 pages of keys, of which nobody may touch those of the page between: all rows see them.
+UNTOUCHED = """
+import ctypes, mmap
+import numba, numpy as np
+from sdpa_numba.compile.parts import KernelCompiler
+from sdpa_numba.kernels import scores
+from sdpa_numba.kernels.rows import FIELDS, rows_at
+from sdpa_numba.plan import sizes_for
+
+lanes, page = 8, mmap.PAGESIZE
+keys = page // (4 * lanes)  # of a page
+mask = scores.masker(sizes_for("float32", 4 * lanes, 16))
+
+@numba.njit(error_model="numpy", pipeline_class=KernelCompiler)
+def apply(rows, t, count, limits):
+    mask(rows_at(rows, 8), 1, t, 0, count, limits)
+
+prefix, start, stop = np.zeros(lanes), np.arange(lanes), np.arange(2 * keys, 2 * keys + lanes)
+table = np.zeros((FIELDS, lanes), np.int64)
+table[2:5] = prefix, start, stop
+limits = np.zeros(3 * lanes, np.int32)
+area = mmap.mmap(-1, 3 * page)
+t = np.frombuffer(area, np.float32).reshape(3 * keys, lanes)
+t[...] = 1
+at, libc = ctypes.addressof(ctypes.c_char.from_buffer(area)), ctypes.CDLL(None)
+assert libc.mprotect(ctypes.c_void_p(at + page), ctypes.c_size_t(page), 0) == 0
+apply(table.ctypes.data, at, 3 * keys, limits.ctypes.data)
+assert libc.mprotect(ctypes.c_void_p(at + page), ctypes.c_size_t(page), 3) == 0
+j = np.arange(3 * keys)[:, None]
+assert (t == np.where((start <= j) & (j < stop), 1, -np.inf)).all()
+print("untouched")
+"""
+
+
+def planned(monkeypatch, threads, *shape):
+    """Return how a call of the kernel for many rows is cut up, for arrays of this shape."""
+    settled = []
+
+    def settle(call):
+        settle_many_rows(id(call) + bytes.__basicsize__ - 1)
+        settled.append(np.frombuffer(call, FORWARD, 1, ARGUMENTS)[0].copy())
+
+    team()
+    x = np.empty(shape, np.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "run", settle)
+        patched.setattr(calls, "team", lambda: (POOL.address, threads - 1))
+        sdpa_ref.sdpa(x, x, x, backend="numba")
+    return settled[0]
+
+
+@pytest.mark.parametrize("shape", [(64, 8, 256, 32), (8, 12, 197, 64)])
+def test_heads_that_are_many_need_no_memory_for_packed_keys(monkeypatch, shape):
+    for threads in (1, 2, 4):
+        plan = planned(monkeypatch, threads, *shape)
+        assert (plan["packed"], plan["memory"], plan["strips"]) == (0, 0, 1)
+    plan = planned(monkeypatch, 2, 1, *shape[2:])
+    assert plan["packed"]
+    assert plan["strips"] >= 2  # all threads have work
+
+
+@pytest.mark.parametrize("mask", [None, sdpa_ref.Causal()])
+def test_one_strip_of_a_head_has_the_bits_of_many(mask):
+    x = np.random.default_rng(0).standard_normal((40, 300, 20), np.float32)
+    whole = sdpa_ref.sdpa(x, x, x, mask=mask, backend="numba")
+    assert whole[7].tobytes() == sdpa_ref.sdpa(x[7], x[7], x[7], mask=mask, backend="numba").tobytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are protected with mprotect")
+@pytest.mark.skipif(mmap.PAGESIZE > 16384, reason="a page holds more keys than a mask counts")
+def test_scores_that_all_rows_see_are_not_touched():
+    done = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, timeout=600, check=False)
+    assert done.stdout.strip() == "untouched", done.stderr
+
+
+def test_dropping_keys_makes_no_masked_stores():
+    sizes = sizes_for("float32", 32, 16)
+    mask = scores.masker(sizes)
+
+    @numba.njit(error_model="numpy", pipeline_class=KernelCompiler)
+    def apply(rows, vectors, t, low, high, limits):
+        mask(rows_at(rows, 24), vectors, t, low, high, limits)
+
+    apply.compile((numba.int64,) * 6)
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    triple = "x86_64-unknown-linux-gnu"
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu="x86-64-v3", opt=3)
+    module = llvm.parse_assembly(apply.inspect_llvm(apply.signatures[0]))
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    assembly = machine.emit_assembly(module)
+    assert "vblendv" in assembly
+    assert "maskmov" not in assembly
