@@ -120,7 +120,7 @@ def test_wheel_is_small(wheel):
     apart = ("sdpa_ref/testing/", "sdpa_numba/")
     core = sum(entry.compress_size for entry in wheel.infolist() if not entry.filename.startswith(apart))
     assert core < 235_000
-    assert Path(wheel.filename).stat().st_size < 450_000
+    assert Path(wheel.filename).stat().st_size < 470_000
 
 
 @pytest.mark.parametrize(
