@@ -195,7 +195,7 @@ def _overlaps_itself(array: Array) -> bool:
 def _overlap(a: Array, b: Array) -> bool:
     """Return whether two arrays share memory, or may do so as far as a short search finds."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
-        if kind(a) != kind(b) or _far_apart(a, b):
+        if (type(a) is not type(b) and kind(a) != kind(b)) or _far_apart(a, b):
             return False
         a, b = _addresses(a), _addresses(b)
     try:

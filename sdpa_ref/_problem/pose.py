@@ -55,7 +55,9 @@ def pose(
     With `output` the problem has somewhere to put the output: `out`, or a new array in the caller's layout.
     """
     stored, whose = False, "numpy"
-    if type(value) is not np.ndarray or type(key) is not np.ndarray or type(query) is not np.ndarray:
+    if _is_of_cupy(query, key, value):
+        whose = "cupy"
+    elif type(value) is not np.ndarray or type(key) is not np.ndarray or type(query) is not np.ndarray:
         query = as_array("query", query)
         key = stored_or_array("key", key, query.dtype)
         value = None if value is NO_VALUE else stored_or_array("value", value, query.dtype)
@@ -129,6 +131,12 @@ def pose(
          0, 0, 0),
     )  # fmt: skip
     return problem, caller
+
+
+def _is_of_cupy(query: Any, key: Any, value: Any) -> bool:
+    """Return whether all three are CuPy arrays, about which there is nothing to ask."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and type(query) is type(key) is type(value) is cupy.ndarray
 
 
 _NO_OPTIONS = tuple(True if name == "plain" else value for name, value in Problem._field_defaults.items())

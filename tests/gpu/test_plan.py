@@ -15,7 +15,7 @@ pytest.importorskip("ml_dtypes", reason="the plans of bfloat16 problems need ml_
 import ml_dtypes
 from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
-from sdpa_cupy.parameters import NUMBERS, PARAMETERS, VIEWS, bound
+from sdpa_cupy.parameters import GRADIENT_PARAMETERS, NUMBERS, PARAMETERS, VIEWS, bound
 from sdpa_cupy.plan import fused, make_plan
 
 import sdpa_ref as sr
@@ -173,7 +173,11 @@ def test_every_option_is_fused(options, dtype, arch):
         ({"mask": sr.MaskFunction(lambda b, h, i, j: i >= j)}, 80, "mask or bias exist as rules only"),
         ({"score_mod": lambda s, b, h, i, j: s}, 80, "score_mod is a Python function"),
         ({"E": 513, "Ev": 8}, 80, "E = 513 and Ev = 8: the fused kernels go up to 512"),
-        ({"E": 300, "dtype": "float64"}, 75, "go up to 256 for stored keys, and for this type on this device"),
+        (
+            {"E": 400, "Ev": 8, "dtype": "float64"},
+            75,
+            "E = 400 and Ev = 8: the fused kernels go up to 256 for stored keys, and for this type on this device",
+        ),
         ({}, 70, "fused kernels need compute capability 7.5 or later, this device has 7.0"),
     ],
 )
@@ -219,6 +223,8 @@ def test_the_block_says_where_every_element_lies():
 def member(name):
     """Return what the kernels call a field of the parameter block."""
     side, _, rest = name.partition("_")
+    if side == "band":
+        return f"band.{rest}"
     if side not in ("key", "value"):
         return name
     if name in VIEWS:
@@ -228,14 +234,19 @@ def member(name):
 
 
 @needs_compiler
-def test_the_block_is_the_struct_of_the_kernels(tmp_path):
-    fields = [(member(name), PARAMETERS.fields[name][1]) for name in PARAMETERS.names]
-    fields += [(f"query.{name}", offset) for name, (_, offset) in PARAMETERS["query"].fields.items()]
+@pytest.mark.parametrize("block", [PARAMETERS, GRADIENT_PARAMETERS], ids=["forward", "gradients"])
+def test_the_block_is_the_struct_of_the_kernels(tmp_path, block):
+    fields = [(member(name), block.fields[name][1]) for name in block.names]
+    fields += [(f"query.{name}", offset) for name, (_, offset) in block["query"].fields.items()]
     checks = [f'static_assert(offsetof(Parameters, {name}) == {offset}, "{name}");' for name, offset in fields]
-    checks.append(f'static_assert(sizeof(Parameters) == {PARAMETERS.itemsize}, "size");')
+    checks.append(f'static_assert(sizeof(Parameters) == {block.itemsize}, "size");')
     file = tmp_path / "layout.cpp"
     file.write_text("\n".join(["#include <stddef.h>", '#include "parameters.h"', *checks]))
-    folders = [f"-I{KERNELS}", f"-I{Path(launch.__file__).parent}"]
+    folders = [
+        "-DGRADIENTS" if block is GRADIENT_PARAMETERS else "-DFORWARD",
+        f"-I{KERNELS}",
+        f"-I{Path(launch.__file__).parent}",
+    ]
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-DEMULATED", *folders, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -243,6 +254,6 @@ def test_the_block_is_the_struct_of_the_kernels(tmp_path):
 
 def test_the_views_come_first_and_every_field_has_8_bytes():
     assert PARAMETERS.names[: len(VIEWS)] == tuple(VIEWS)
-    assert PARAMETERS.itemsize < 4096  # what a kernel can be given
+    assert GRADIENT_PARAMETERS.itemsize < 4096  # what a kernel can be given
     leaves = [PARAMETERS[name] for name in PARAMETERS.names[len(VIEWS) :]] + [PARAMETERS["query"]["data"]]
     assert {leaf.base.itemsize for leaf in leaves} == {8}
