@@ -21,6 +21,8 @@ from sdpa_numba.plan import sizes_for
 from sdpa_numba.vector.pairs import one_dot
 from sdpa_numba.vector.simd import loader, storer
 
+import sdpa_ref
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 MODELS = ["vdpbf16ps model", "bfdot model"]
 HERE = choice.instruction(*cpu_target.target_context.codegen().magic_tuple())
@@ -145,6 +147,14 @@ def test_a_conversion_that_comes_without_products_is_not_taken_for_them():
         assert choice.instruction(AMD, name, features) == ""
         with pytest.raises(ValueError, match=f"'hardware', but {name} has no products of bfloat16"):
             choice.chosen("hardware", AMD, name, features)
+
+
+def test_the_backend_says_how_it_computes(monkeypatch):
+    for setting, expected in (("bfdot model", "bfloat16 products"), ("widen", "float32")):
+        monkeypatch.setenv(choice.VARIABLE, setting)
+        choice.products.cache_clear()
+        assert sdpa_ref.load("numba").precision() == expected
+    choice.products.cache_clear()
 
 
 @pytest.mark.parametrize("setting", ["on", "vdpbf16ps", "1"])

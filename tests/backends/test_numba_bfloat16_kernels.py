@@ -13,20 +13,22 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
 import ml_dtypes
+from hypothesis import settings
+from sdpa_numba import plan
 from sdpa_numba.compile import products as choice
-from sdpa_numba.plan import plan_for
 
 import sdpa_ref
 from sdpa_ref import ALiBi, Causal, Dropout, KeyLengths, Paged, Quantized, Window, sdpa, sdpa_state
 from sdpa_ref.testing import error_budget
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+NIGHTLY = settings.default.max_examples >= 1000
 OURS = os.environ.get(choice.VARIABLE) or "vdpbf16ps model"
 
 
 def forget():
     choice.products.cache_clear()
-    plan_for.cache_clear()
+    plan.plan_for.cache_clear()
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def options_for(name, rng, L, S):
     options = dict(OPTIONS[name])
     if options.get("mask") == "drawn":
         options["mask"] = rng.random((2, 1, L, S)) < 0.6
-    if "bias" in options and isinstance(options["bias"], str):
+    if isinstance(options.get("bias"), str):
         bias = rng.standard_normal((4, L, S))
         options["bias"] = bias if options["bias"] == "drawn" else np.where(rng.random((4, L, S)) < 0.4, -np.inf, bias)
     return options
@@ -192,15 +194,13 @@ def test_layout_and_strides_change_no_bit(L):
 
 
 def pages_of(rng, array, page, lengths):
-    """Return pages in random order that hold keys or values of two batch entries, and their table."""
+    """Return pages in random order that hold keys or values of two batch entries."""
     B, H, S, width = array.shape
-    n = -(-S // page)
-    table = rng.permutation(B * n).reshape(B, n)
-    pages = np.full((B * n, H, page, width), np.nan, array.dtype)
-    for b in range(B):
-        for m in range(n):
-            rows = array[b, :, m * page : (m + 1) * page]
-            pages[table[b, m], :, : rows.shape[1]] = rows
+    table = rng.permutation(B * -(-S // page)).reshape(B, -1)
+    pages = np.full((table.size, H, page, width), np.nan, array.dtype)
+    for b, m in np.ndindex(table.shape):
+        rows = array[b, :, m * page : (m + 1) * page]
+        pages[table[b, m], :, : rows.shape[1]] = rows
     return Paged(pages, table, lengths)
 
 
@@ -274,8 +274,27 @@ def test_gradients_are_those_of_float32_and_the_output_that_of_sdpa():
 
 
 @pytest.mark.usefixtures("paired")
-def test_the_backend_says_how_it_computes():
-    assert sdpa_ref.load("numba").precision() == "bfloat16 products"
+@pytest.mark.skipif(not NIGHTLY, reason="compiles for a minute: pytest --hypothesis-profile=nightly")
+def test_tiles_of_other_processors_are_right(monkeypatch):
+    """The kernels with the registers of AVX-512, which LLVM makes of shorter ones here."""
+    monkeypatch.setattr(plan, "host_registers", lambda: (64, 32))
+    forget()
+    rng = np.random.default_rng(11)
+    q, k, v = draw(rng, 2, 4, 60, 37), draw(rng, 2, 2, 333, 37), draw(rng, 2, 2, 333, 43)
+    options = {"mask": Causal(), "query_offset": "end"}
+    whole = sdpa_state(q, k, v, **options, backend="numba")
+    budget = error_budget(q, k, v, precision="bfloat16 products", **options)
+    assert (abs(whole.output.astype(float) - budget.expected) <= budget.bound).all()
+    for i in (0, 1, 30, 59):
+        dirty = v.copy()
+        dirty[:, :, 274 + i :] = np.nan
+        alone = sdpa_state(q[:, :, i : i + 1], k, dirty, mask=Causal(), query_offset=273 + i, backend="numba")
+        assert bits(alone) == (whole.output[:, :, i].tobytes(), whole.lse[:, :, i].tobytes())
+    dirty = v.copy()
+    dirty[:, :, 300] = np.nan
+    poisoned = sdpa(q, k, dirty, **options, backend="numba")
+    assert poisoned[:, :, :27].tobytes() == whole.output[:, :, :27].tobytes()
+    assert np.isnan(poisoned[:, :, 27:].astype(np.float32)).all()
 
 
 @pytest.mark.usefixtures("paired")

@@ -38,7 +38,7 @@ def turner(lanes, ahead=False):
         if a_column == BYTES:
             done = width // 2
             turn_words(a, a_row, WORD, rows, done, b, b_row)
-        for x in range(lanes):
+        for x in range(lanes if 2 * done < width else 0):
             turn_one(a + min(x, rows - 1) * a_row, a_column, done, width, b + x * WORD, b_row)
 
     return turn
