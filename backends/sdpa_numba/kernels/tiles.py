@@ -15,6 +15,7 @@ from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, sp
 from sdpa_numba.vector.tiler import tiler
 
 from . import scores
+from .dropout import row_dropout
 from .finish import finisher, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
@@ -148,7 +149,7 @@ def blocks(dtype, sizes, general, score_mod):
     load, splat, store_int64 = loader(acc, acc, lanes), splatter(acc, lanes), storer("int64")
     make_scores, add_values = multiplier(sizes, False), multiplier(sizes, True)
     softmax_step, rescale, _, weigh = softmax(sizes)
-    adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
+    adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), row_dropout(sizes)
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):
