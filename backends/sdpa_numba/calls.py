@@ -45,7 +45,7 @@ def solve(
         if type(visible) is Band:
             entries, place, arrays = numbers_of(visible)
             return _solve_short(problem, _BANDED, BAND, entries, *place)  # it reads the arrays until it is done
-    few = sums is None and score_mod is None and dropout is None and "output" in want and "weights" not in want
+    few = sums is None and "output" in want and "weights" not in want
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     changes = keep is not None or bias is not None or slopes is not None or softcap is not None
     general = not few and (changes or "weights" in want or score_mod is not None or dropout is not None)

@@ -26,10 +26,10 @@ class Plan(NamedTuple):
 def plan_for(
     dtype: np.dtype[Any], few: bool, general: bool, score_mod: Any, stored: bool = False, coded: bool = False
 ) -> Plan:
-    """Return the plan for inputs of this type; `few`: the kernel for few rows, which has no `general` options."""
+    """Return the plan for inputs of this type; `few`: the kernel for few rows, all of whose options are in one."""
     sizes = forward_sizes(dtype.name, coded)
     if few:
-        kernel = few_rows.kernel(dtype.name, sizes, stored)
+        kernel = few_rows.kernel(dtype.name, sizes, stored, score_mod)
     else:
         kernel = many_rows.kernel(dtype.name, sizes, general, score_mod, stored)
     return Plan(kernel.address, native(settle_few_rows if few else settle_many_rows), _table(sizes).ctypes.data)

@@ -330,12 +330,15 @@ class BooleanArray(Mask):
             return None
         if grid.S < _SHORT:  # inspecting it takes longer than reading it for every row
             return None
-        keys = np.broadcast_to(self.array, (*self.array.shape[:-1], grid.S))
+        keys = self.array
+        if keys.shape[-1] != grid.S:
+            keys = np.broadcast_to(keys, (*keys.shape[:-1], grid.S))
         keys = keys.reshape(keys.shape[:-3] + keys.shape[-1:]) if keys.ndim > 2 else keys.reshape(grid.S)
-        edges = np.diff(keys.astype(np.int8), prepend=0, append=0, axis=-1)  # the same keys for all rows: padding
-        if (edges == 1).sum(-1).max(initial=0) > 1:
+        edges = np.count_nonzero(keys[..., 1:] != keys[..., :-1], axis=-1)  # the same keys for all rows: padding
+        if (edges + keys[..., 0] + keys[..., -1]).max(initial=0) > 2:
             return None
-        start, stop = (edges == 1).argmax(-1), (edges == -1).argmax(-1)
+        start = keys.argmax(-1)
+        stop = start + np.count_nonzero(keys, axis=-1)
         return [(start[..., None], stop[..., None])]
 
     def _pairs(self, grid: Grid, i0: int, i1: int) -> Any:

@@ -1,4 +1,4 @@
-"""What the kernels leave undone: memory that is not allocated, and scores that are not touched."""
+"""Which kernel does a call, and what it leaves undone: memory that is not allocated, scores that are not touched."""
 
 import mmap
 import os
@@ -14,15 +14,40 @@ if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
 import llvmlite.binding as llvm
 import numba
 from sdpa_numba import calls
-from sdpa_numba.compile.parts import KernelCompiler
+from sdpa_numba.compile.parts import KernelCompiler, native
 from sdpa_numba.kernels import scores
-from sdpa_numba.kernels.record import FORWARD, settle_many_rows
+from sdpa_numba.kernels.record import FORWARD, settle_few_rows, settle_many_rows
 from sdpa_numba.kernels.rows import rows_at
 from sdpa_numba.plan import sizes_for
-from sdpa_numba.runtime.call import ARGUMENTS
-from sdpa_numba.runtime.threads import POOL, team
+from sdpa_numba.runtime.call import ARGUMENTS, SETTLE
+from sdpa_numba.runtime.threads import POOL, run, team
 
 import sdpa_ref
+from sdpa_ref import ALiBi, Causal, Dropout
+
+
+@numba.njit
+def tilt(s, b, h, i, j):
+    return 0.5 * s + 0.01 * (i - j) + h - b
+
+
+OPTIONS = {
+    "bias": lambda rng, L: {"bias": np.where(rng.random((2, 4, L, 1100)) < 0.3, -np.inf, 0.5)},
+    "array": lambda rng, L: {"mask": rng.random((2, 4, L, 1100)) < 0.5},
+    "alibi": lambda rng, L: {"bias": ALiBi(np.arange(4.0)), "query_offset": 9},
+    "softcap": lambda rng, L: {"softcap": 3.0},
+    "sink": lambda rng, L: {"sink": 0.5},
+    "dropout": lambda rng, L: {"dropout": Dropout(0.3, 2**40 + 7)},
+    "score_mod": lambda rng, L: {"score_mod": tilt},
+    "all": lambda rng, L: {
+        "bias": np.where(rng.random((2, 4, L, 1100)) < 0.3, -np.inf, 0.5).astype(np.float16),
+        "mask": rng.random((2, 1, L, 1100)) < 0.5,
+        "softcap": 3.0,
+        "sink": 0.5,
+        "dropout": Dropout(0.3, 2**40 + 7),
+        "score_mod": tilt,
+    },
+}
 
 # Scores of 8 rows and 3 pages of keys, of which nobody may touch those of the page between: all rows see them.
 UNTOUCHED = """
@@ -58,6 +83,26 @@ print("untouched")
 """
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_few_rows_have_every_option_in_their_kernel(monkeypatch, option, dtype):
+    """Four of nine rows, which the other kernel computes, have the same bits alone."""
+    rng, settlers = np.random.default_rng(0), []
+    options = OPTIONS[option](rng, 9)
+    few = {name: x[:, :, :4] if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    q, k, v = (rng.standard_normal((2, heads, n, 20)).astype(dtype) for heads, n in ((4, 9), (2, 1100), (2, 1100)))
+
+    def noting(call):
+        settlers.append(np.frombuffer(call, np.int64, ARGUMENTS // 8)[SETTLE // 8])
+        run(call)
+
+    monkeypatch.setattr(calls, "run", noting)
+    whole = sdpa_ref.sdpa(q, k, v, **options, backend="numba")
+    part = sdpa_ref.sdpa(q[:, :, :4], k, v, **few, backend="numba")
+    assert settlers == [native(settle_many_rows), native(settle_few_rows)]
+    assert part.tobytes() == whole[:, :, :4].tobytes()
+
+
 def planned(monkeypatch, threads, *shape):
     """Return how a call of the kernel for many rows is cut up, for arrays of this shape."""
     settled = []
@@ -85,7 +130,7 @@ def test_heads_that_are_many_need_no_memory_for_packed_keys(monkeypatch, shape):
     assert plan["strips"] >= 2  # all threads have work
 
 
-@pytest.mark.parametrize("mask", [None, sdpa_ref.Causal()])
+@pytest.mark.parametrize("mask", [None, Causal()])
 def test_one_strip_of_a_head_has_the_bits_of_many(mask):
     x = np.random.default_rng(0).standard_normal((40, 300, 20), np.float32)
     whole = sdpa_ref.sdpa(x, x, x, mask=mask, backend="numba")

@@ -5,7 +5,7 @@ chunk of keys; the thread that does the last of them merges the states in their 
 Each sum runs in the same order as in the kernel for many rows: a row's bits do not depend on how many rows there are.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
 
 from . import pairs
+from .dropout import TABLE, key_dropout
 from .elementary import elementary
 from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
 from .few_rows_values import STEP, value_adder
@@ -107,14 +108,15 @@ def query_placer(dtype, sizes):
     return place_query
 
 
-@cache
-def kernel(dtype, sizes, stored=False):
+@lru_cache(maxsize=64)  # a bound on kernels for functions of the user
+def kernel(dtype, sizes, stored=False, score_mod=None):
     """Return the kernel for this type, and for keys and values that may be `stored`."""
     lanes, block, chunk, size = sizes.panel, sizes.block, sizes.chunk, itemsize(sizes.acc)
     number, store, place_query = np.dtype(sizes.acc).type, storer(sizes.acc), query_placer(dtype, sizes)
     zero, nothing = number(0), number(-np.inf)
-    score, adjust = scorer(dtype, sizes, stored), adjuster(sizes)
+    score, adjust = scorer(dtype, sizes, stored), adjuster(sizes, score_mod)
     step, add_values = softmax_step(sizes), value_adder(dtype, sizes, stored)
+    apply_dropout = key_dropout(sizes)
     write_row, merge = output(dtype, sizes)
 
     @compiled
@@ -122,7 +124,7 @@ def kernel(dtype, sizes, stored=False):
         """Compute all chunks and merge their states: maxima, sums, and sums of weighted values."""
         p, a = read_record(record), read_arrays(record)
         n, width, chunks = p.group * p.L, p.Ev + -p.Ev % lanes, (p.S + chunk - 1) // chunk
-        floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width
+        floats = n * (p.E + block) + PANELS * lanes * p.E + STEP * width + TABLE * lanes
         room_bytes = HEAD_BYTES + lanes * max(p.E, p.Ev) * size if stored else 0
         state_bytes = (n * (width + 2) * size + APART - 1) & -APART
         scratch = allocate(floats * size + 8 * FIELDS * n + state_bytes + 2 * room_bytes + 64)
@@ -130,7 +132,8 @@ def kernel(dtype, sizes, stored=False):
         keys = t + n * block * size
         values = keys + PANELS * lanes * p.E * size
         queries = values + STEP * width * size
-        own = queries + n * p.E * size
+        table = queries + n * p.E * size
+        own = table + TABLE * lanes * size
         rows = rows_at(own + state_bytes, n)
         room = own + state_bytes + 8 * FIELDS * n
         task = next_task(worker)
@@ -167,6 +170,8 @@ def kernel(dtype, sizes, stored=False):
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
                 complete &= adjust(p, a, b, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
                 step(p, n, t, bottom, top, m, z, sums, width)
+                if p.dropout_threshold:
+                    apply_dropout(p, b, rows, n, t, j0, bottom, top, table)
                 add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:
                 for r in range(n):

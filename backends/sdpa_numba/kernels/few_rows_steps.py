@@ -12,7 +12,7 @@ from sdpa_numba.vector.tiler import tiler
 from . import pairs
 from .elementary import elementary
 from .pack import transposing
-from .rows import at, look
+from .rows import at, keeps, look
 from .stored import reader
 from .views import batch, stride
 
@@ -123,13 +123,13 @@ def bias_adder(source, sizes):
     return add_bias
 
 
-@cache
-def adjuster(sizes):
+def adjuster(sizes, score_mod):
     """Return ``adjust``, which makes scores of products of query and key."""
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
     vector, zero, nothing = lanes * size, number(0), number(-np.inf)
     load, store, splat, numbers = loader(acc, acc, lanes), storer(acc), splatter(acc, lanes), ramp(acc, lanes)
-    load_double, load_boolean, load_one = loader("float64", "float64"), loader("bool", "float32"), loader(acc, acc)
+    load_double, load_one = loader("float64", "float64"), loader(acc, acc)
+    load_boolean, load_booleans = loader("bool", acc), loader("bool", acc, lanes)
     half, brain, single, double = (
         bias_adder(source, sizes) for source in ("float16", "bfloat16", "float32", "float64")
     )
@@ -170,8 +170,35 @@ def adjuster(sizes):
             store(t + x * size, load(t + x * size) - splat(number(slope)) * distance)
 
     @part
+    def apply(p, a, b, rows, r, t, j0, low, high):
+        """Apply the function to the scores of a row, but of those keys that its bias drops: it revives none."""
+        h, i = at(rows.h, r) + p.first_head, at(rows.i, r) + p.first_row
+        for x in range(low, high):
+            score = load_one(t + x * size)
+            if score != nothing or a.bias == 0 or keeps(p, a, rows, r, j0 + x):
+                score = score_mod(score, b + p.first_entry, h, i, j0 + x + p.first_key)
+                store(t + x * size, number(score))
+
+    @part
+    def drop(keep, step, t, count):
+        """Give the keys of a row that the boolean mask drops the score -inf, and return whether there are none."""
+        kept, x = True, 0
+        while step == 1 and x + lanes <= count:
+            gone = load_booleans(keep + x) == splat(zero)
+            if any_lane(gone):
+                store(t + x * size, select(gone, splat(nothing), load(t + x * size)))
+                kept = False
+            x += lanes
+        while x < count:
+            if load_boolean(keep + x * step) == zero:
+                store(t + x * size, nothing)
+                kept = False
+            x += 1
+        return kept
+
+    @part
     def adjust(p, a, b, rows, n, t, j0, low, high, complete):
-        """Cap scores, add bias and ALiBi, give dropped keys the score -inf; return whether bias and mask drop none."""
+        """Make scores, give dropped keys the score -inf, and return whether bias and mask drop none."""
         count, kept = min(high, p.S - j0) - low, True
         for r in range(n):
             row = t + r * block * size
@@ -186,13 +213,11 @@ def adjuster(sizes):
                     subtract_alibi_there(a, b, slope, at(rows.position, r) - j0, row, j0, low, min(high, p.S - j0))
                 else:
                     subtract_alibi(slope, at(rows.position, r) - j0, row, low, high)
+            if score_mod is not None:
+                apply(p, a, b, rows, r, row, j0, low, low + count)
             if a.keep:
                 step = stride(a.keep, 1)
-                first = at(rows.keep, r) + (j0 + low) * step
-                for x in range(count):
-                    if load_boolean(first + x * step) == 0:
-                        store(row + (low + x) * size, nothing)
-                        kept = False
+                kept &= drop(at(rows.keep, r) + (j0 + low) * step, step, row + low * size, count)
             if not complete:
                 prefix, start, stop = at(rows.prefix, r) - j0, at(rows.start, r) - j0, at(rows.stop, r) - j0
                 for x in range(max(prefix, low), min(start, high)):

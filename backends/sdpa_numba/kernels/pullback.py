@@ -19,6 +19,7 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import fma, load_int64, loader, select, splatter, storer
 
 from . import scores
+from .dropout import row_dropout
 from .elementary import elementary
 from .pack import transposing
 from .products import products
@@ -156,7 +157,7 @@ def block_puller(sizes, general):
     vector = lanes * itemsize(acc)
     one, load, store, splat = number(1), loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
     score, add_keys, add_rows = products(sizes)
-    adjust, mask, apply_dropout = scores.adjuster(sizes, None), scores.masker(sizes), scores.dropout(sizes)
+    adjust, mask, apply_dropout = scores.adjuster(sizes, None), scores.masker(sizes), row_dropout(sizes)
     weigh, softcap_slope, product, turn_pairs = slopes(sizes)
     zero_dropped, add_carefully = careful(sizes)
 

@@ -12,7 +12,6 @@ from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, concealed, load_int64, loader, select, splatter, storer
 from sdpa_numba.vector.unrolled import transposer
 
-from .dropout import keeper
 from .elementary import elementary
 from .rows import at, look
 from .views import batch, stride
@@ -190,25 +189,3 @@ def masker(sizes):
             drop(vectors, t, np.int64(0), count, limits)
 
     return mask
-
-
-@cache
-def dropout(sizes):
-    """Return ``apply_dropout``."""
-    acc, lanes = sizes.acc, sizes.lanes
-    size, number = itemsize(sizes.acc), np.dtype(acc).type
-    vector, load, store, splat = lanes * size, loader(acc, acc, lanes), storer(acc), splatter(acc, lanes)
-    keep_bits, zero = keeper(lanes), number(0)
-
-    @part
-    def apply_dropout(p, b, rows, vectors, t, j, end):
-        """Apply dropout to the weights of the keys from j to `end`, both multiples of four."""
-        factor = splat(number(p.dropout_factor))
-        for v in range(vectors):
-            for x in range(0, end - j, 4):
-                bits = keep_bits(p, b, rows.h + 8 * v * lanes, rows.i + 8 * v * lanes, (j + x) // 4)
-                for k in range(4):
-                    to = t + ((x + k) * vectors + v) * vector
-                    store(to, load(to) * select(bits[k], factor, splat(zero)))
-
-    return apply_dropout

@@ -15,6 +15,7 @@ from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, sp
 from sdpa_numba.vector.tiler import tiler
 
 from . import pairs, scores
+from .dropout import row_dropout
 from .finish import finisher, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
@@ -154,7 +155,7 @@ def blocks(dtype, sizes, general, score_mod):
     softmax_step, rescale, _, weigh = softmax(sizes)
     half = sizes.half
     join, add_pairs_carefully = pairs.weights(sizes) if half else pairs.Weights(None, None)
-    adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), scores.dropout(sizes)
+    adjust, mask, apply_dropout = scores.adjuster(sizes, score_mod), scores.masker(sizes), row_dropout(sizes)
 
     @part
     def score(p, a, b, tile, keys, t, j0, low, high, complete, work):

@@ -140,10 +140,11 @@ def polynomial(target, lanes, coefficients):
 def ramp(target, lanes):
     """Return ``numbers()``: a vector of 0, 1, 2 and so on."""
     vector = Vector(getattr(types, target), lanes)
+    counted = list(range(lanes)) if target.startswith("int") else [float(n) for n in range(lanes)]
 
     @intrinsic
     def numbers(_):
-        constant = ir.Constant(ir.VectorType(LLVM[target], lanes), [float(n) for n in range(lanes)])
+        constant = ir.Constant(ir.VectorType(LLVM[target], lanes), counted)
         return vector(), lambda context, builder, signature, arguments: constant
 
     return numbers
