@@ -102,6 +102,23 @@ def test_a_call_in_a_loop_does_little_in_python(machine, launches):
     assert len(calls) < 90
 
 
+@pytest.mark.parametrize(("options", "most"), [({}, 135), ({"mask": sr.Causal()}, 170)])
+def test_a_step_of_decoding_does_little_in_python(machine, launches, options, most):
+    """What a whole call costs, whatever its offset, counted as calls of functions: about fifty microseconds."""
+    machine(arch=90)
+    q, k, v = device.moved(qkv(L=1, S=400, E=128, Ev=128, Hq=8, dtype=np.float16))
+    out, calls = strict_cupy.asarray(np.zeros((2, 8, 1, 128), np.float16)), []
+    offsets = ({"query_offset": n} if options else {} for n in (300, 301))
+    sr.sdpa(q, k, v, out=out, **options, **next(offsets))
+    last = next(offsets)
+    sys.setprofile(lambda frame, event, what: calls.append(event) if event == "call" else None)
+    try:
+        sr.sdpa(q, k, v, out=out, **options, **last)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < most
+
+
 def test_each_device_loads_its_own_kernels(machine, launches):
     cupy = machine()
     for number in (0, 1, 0):

@@ -156,6 +156,38 @@ def test_a_planted_fault_is_found(name, copy):
         assert_right_in_all_schedules(given, grad, grad_lse, copy)
 
 
+BARRIERS = [
+    (file.name, match.start())
+    for file in sorted(KERNELS.glob("pull_*.cu"))
+    for match in re.finditer(r"\bbarrier\(\);", file.read_text())
+]
+WITH_BARRIERS = [  # several tiles, rows that see no key, keys that are cleaned for several warps
+    dict(L=70, S=140, mask=("causal",), offset="start", poison=True),
+    dict(L=70, S=5, mask=("causal",), offset="end", poison=True),
+    dict(L=70, S=140, mask=("key lengths", "&query lengths"), batch=(2,), poison=True),
+]  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.skipif(not NIGHTLY, reason="every barrier is a build: in the profile nightly")
+@pytest.mark.parametrize(("file", "at"), BARRIERS)
+def test_every_barrier_is_missed(file, at, copy):
+    text = (copy / file).read_text()
+    (copy / file).write_text(text[:at] + text[at:].replace("barrier();", ";", 1))
+    with pytest.raises((AssertionError, Fault)):
+        assert_all_right(WITH_BARRIERS, copy)
+
+
+@needs_compiler
+def test_there_is_no_fault_in_the_source_as_it_is():
+    assert_all_right(WITH_BARRIERS, KERNELS)
+
+
+def assert_all_right(problems, folder):
+    for words in problems:
+        assert_right_in_all_schedules(*drawn(words), folder)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("E", [64, 128, 256])

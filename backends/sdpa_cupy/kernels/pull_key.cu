@@ -77,7 +77,6 @@ KERNEL(pull_key, 32 * WARPS) {
         }
     }
     wait_copies<0>();  // of keys that nothing sees
-    barrier();
 
     Number factor = (Number)p.scale / unit, mixed = (Number)p.dropout_factor;
     auto row_of = [&](const View& view, int r) { return place(p, view, b, kv, r); };

@@ -66,7 +66,7 @@ KERNEL(pull_query, 32 * WARPS) {
         barrier();  // no warp reads the tiles any more
     }
     wait_copies<0>();  // of queries that see no key
-    barrier();
+    barrier();  // the flows are there, for these
 
     Number factor = (Number)p.scale / unit;
     for_each_sum(dq, [&](int r, int e, Number sum) {

@@ -6,10 +6,11 @@ from functools import partial
 import numpy as np
 
 import sdpa_ref as sr
+from sdpa_ref._problem import pose
 from sdpa_ref.testing import check, problem_of, resolve
 from sdpa_ref.testing.cases import case
 
-WANTED = {sr.sdpa: {"output"}, sr.sdpa_state: {"output", "lse"}, sr.sdpa_weights: {"weights"}}
+WANTED = {sr.sdpa: {"output"}, sr.sdpa_state: {"output", "lse", "m", "z"}, sr.sdpa_weights: {"weights"}}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def compile_for(arch, rounds):
         it = case(0, **words)
         _compile(arch, {"output"}, *it.arrays, **it.options)
         _compile(arch, {"weights"}, it.query, it.key, **it.options)
+        _compile_gradients(arch, *it.arrays, np.zeros((*it.query.shape[:-1], it.value.shape[-1]), it.query.dtype),
+                           **it.options)  # fmt: skip
 
     def progress(law, n, failures):
         print(f"round {n}: {law.name}", flush=True)
@@ -53,13 +56,25 @@ def compile_for(arch, rounds):
     by_reference = resolve("reference")
     functions = {"forward": sr.sdpa, "state": sr.sdpa_state, "weights": sr.sdpa_weights}
     watched = {name: partial(_watched, arch, f, getattr(by_reference, name)) for name, f in functions.items()}
+    watched["vjp"] = partial(_watched, arch, None, by_reference.vjp)
     check(replace(by_reference, **watched), rounds=rounds, seconds=float("inf"), progress=progress)
 
 
 def _watched(arch, function, answer, *arrays, **options):
     """Return the answer, after what a device needs for it was compiled."""
-    _compile(arch, WANTED[function], *arrays, **options)
+    if function is None:
+        _compile_gradients(arch, *arrays, **options)
+    else:
+        _compile(arch, WANTED[function], *arrays, **options)
     return answer(*arrays, **options)
+
+
+def _compile_gradients(arch, query, key, value, grad_output, grad_lse=None, **options):
+    from sdpa_cupy.gradients import differentiate
+
+    problem, caller = pose(query, key, value, **options)
+    with np.errstate(all="ignore"):  # of numbers that nothing has computed
+        differentiate(problem, *caller.incoming(problem, grad_output, grad_lse), None, arch, Compiler(arch), np)
 
 
 def _compile(arch, want, *arrays, **options):
