@@ -23,7 +23,7 @@ from sdpa_numba.runtime.call import ARGUMENTS, SETTLE
 from sdpa_numba.runtime.threads import POOL, run, team
 
 import sdpa_ref
-from sdpa_ref import ALiBi, Causal, Dropout
+from sdpa_ref import ALiBi, Causal, Dropout, Int8, KVCache
 
 
 @numba.njit
@@ -101,6 +101,15 @@ def test_few_rows_have_every_option_in_their_kernel(monkeypatch, option, dtype):
     part = sdpa_ref.sdpa(q[:, :, :4], k, v, **few, backend="numba")
     assert settlers == [native(settle_many_rows), native(settle_few_rows)]
     assert part.tobytes() == whole[:, :, :4].tobytes()
+
+
+def test_few_rows_of_stored_keys_have_dropout_and_functions():
+    rng = np.random.default_rng(1)
+    cache = KVCache(2, 2, 32, capacity=1200, store=Int8())
+    cache.append(*rng.standard_normal((2, 2, 2, 1100, 32), np.float32))
+    query, options = rng.standard_normal((2, 4, 2, 32), np.float32), {"dropout": Dropout(0.3, 7), "score_mod": tilt}
+    ours, exact = (cache.attend(query, **options, backend=name) for name in ("numba", "reference"))
+    np.testing.assert_allclose(ours, exact, atol=1e-5)
 
 
 def planned(monkeypatch, threads, *shape):
