@@ -12,7 +12,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,14 +54,31 @@ def directory(kind: str, version: bytes) -> Path:
     return root / kind / hashlib.sha256(version).hexdigest()[:16]
 
 
+@contextmanager
+def harmless(*errors: type[Exception]) -> Iterator[None]:
+    """Suppress an OSError, and what else is named, but not the TimeoutError of a handler of signals.
+
+    A handler may run, and raise, wherever Python does. The error of a file system has a number.
+    """
+    expected: tuple[type[Exception], ...] = (OSError, *errors)
+    try:
+        yield
+    except TimeoutError as error:
+        if error.errno is None:
+            raise
+    except expected:
+        pass
+
+
 def read(file: Path) -> bytes | None:
     """Return what `write` has put into a file, None where there is none, it is damaged, or others could change it."""
-    try:
+    content = None
+    with harmless():
         check(file.parent)
         with open(file, "rb", opener=_no_link) as opened:
             _check(file, os.fstat(opened.fileno()))
             content = opened.read()
-    except OSError:
+    if content is None:
         return None
     digest, content = content[len(MAGIC) : len(MAGIC) + DIGEST_SIZE], content[len(MAGIC) + DIGEST_SIZE :]
     return content if hashlib.sha256(content).digest() == digest else None
@@ -75,12 +92,11 @@ def write(file: Path, content: bytes) -> None:
 
 def is_trusted(file: Path) -> bool:
     """Return whether there is such a file, and only the user and root can have written it."""
-    try:
+    with harmless():
         check(file.parent)
         _check(file, file.lstat())
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def check(folder: Path) -> None:
@@ -127,7 +143,7 @@ def replaced(file: Path) -> Iterator[Path]:
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
-    with suppress(OSError):
+    with harmless():
         file.parent.touch()  # what is in use is not the oldest
         _forget_old(file.parent.parent)
 
@@ -163,7 +179,7 @@ def _forget_old(kind: Path) -> None:
     for old in versions[:-VERSIONS_KEPT]:
         for file in _our_files(old):
             file.unlink()
-        with suppress(OSError):  # something else is in there
+        with harmless():  # something else is in there
             old.rmdir()
 
 

@@ -8,7 +8,7 @@ class Peers:
 
     params = (["numba"], ["torch", "onnxruntime", "openvino", "jax"], [one for one in CASES if one != "window-16384"])
     param_names = ("backend", "peer", "case")
-    timeout = 120
+    timeout = 600  # the first of a commit compiles
 
     def setup(self, backend, peer, name):
         """Measure: asv lets a benchmark be skipped here and not later, and only now a peer says what it does not do."""

@@ -7,7 +7,6 @@ files. A file that cannot be read back is as good as none, and without a folder 
 import hashlib
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +58,13 @@ def compiled(
         With NVRTC's log.
     """
     file = None
-    with suppress(OSError):
+    with disk.harmless():
         file = _file(source, defines, arch, kind, folder)
     code = None if file is None else disk.read(file)
     if code is None:
         code = compilation(source, defines, arch, kind, folder).code
         if file is not None:
-            with suppress(OSError):
+            with disk.harmless():
                 disk.write(file, code)
     return code
 

@@ -9,7 +9,8 @@ import numpy as np
 from sdpa_ref.arrays import Array, as_array, kind, module_of
 from sdpa_ref.stored.cache import Cache, CacheFull, differences
 from sdpa_ref.stored.geometry import Geometry, Parts
-from sdpa_ref.stored.recipes import Float8, Int4, Int8, Recipe
+from sdpa_ref.stored.recipe import Recipe
+from sdpa_ref.stored.recipes import Float8, Int4, Int8
 from sdpa_ref.stored.rows import Index
 
 VERSION = 1

@@ -8,7 +8,7 @@ import numpy as np
 from sdpa_ref._problem.checks import checked_sizes
 from sdpa_ref.arrays import FLOATS, Array, as_array, is_float, kind, module_of
 from sdpa_ref.stored.quantized import Quantized
-from sdpa_ref.stored.recipes import Recipe
+from sdpa_ref.stored.recipe import Recipe
 
 Parts = tuple[Array, ...]
 

@@ -277,6 +277,34 @@ def test_without_the_variable_it_is_the_cache_of_the_user(toy):
     assert "sdpa_ref" in Path(directory).parts
 
 
+@pytest.mark.parametrize("place", ["check", "write"])
+@pytest.mark.parametrize("error", ["TimeoutError('too slow')", "Late('too slow')"])
+def test_what_a_handler_of_signals_raises_is_no_fault_of_a_file(toy, place, error):
+    """It may raise at any place, here while a kernel is looked up or kept."""
+    script = f"""
+import numpy as np
+from sdpa_ref import disk
+from toy.kernels import multiply
+
+class Late(Exception):
+    pass
+
+def late(*arguments):
+    raise {error}
+
+usual, disk.{place} = disk.{place}, late
+counter = np.zeros(1, np.int64)
+try:
+    multiply(10)(counter.ctypes.data, 3)
+except (TimeoutError, Late) as error:
+    print(error)
+disk.{place} = usual
+counter[0] = 0
+print(multiply(10)(counter.ctypes.data, 3))
+"""
+    assert toy.run(script) == "too slow\n30\n"
+
+
 def test_a_folder_that_cannot_be_written_only_costs_time(toy):
     toy.folder.write_text("a file")
     assert toy.run() == COMPILED

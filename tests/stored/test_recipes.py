@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from sdpa_ref import Float8, Int4, Int8, KVCache, Quantized, sdpa_stages
-from sdpa_ref.stored import recipes
+from sdpa_ref import BackendUnavailable, Float8, Int4, Int8, KVCache, Quantized, load, sdpa_stages
+from sdpa_ref.stored import recipe as recipes
 
 KEYS = load_file(Path(__file__).with_name("data") / "smollm2.safetensors")
 RNG = np.random.default_rng(0)
@@ -373,3 +373,23 @@ def test_many_tokens_are_coded_as_few_are(recipe, layout):
     x[-1, -1, -1, -1] = np.inf
     with pytest.raises(ValueError, match="must be finite"):
         recipe.encode(x, layout)
+
+
+def test_an_encoder_that_was_missing_once_is_used_when_it_is_there(monkeypatch):
+    if recipes._encoder() is None:
+        pytest.skip("it needs the compiled encoder")
+
+    def missing(name):
+        raise BackendUnavailable(f"{name} is missing")
+
+    x, calls = np.ones((2, 4), np.float32), []
+    numba = load("numba")
+    encode = numba.encode
+    monkeypatch.setattr(numba, "encode", lambda *args: (calls.append(1), encode(*args))[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes, "load", missing)
+        plain = Int8().encode(x)
+    assert not calls
+    coded = Int8().encode(x)
+    assert calls
+    assert coded.codes.tobytes() == plain.codes.tobytes()

@@ -70,6 +70,15 @@ def test_asv_accepts_the_suite(tmp_path):
     assert re.search(r"skipped: NotImplementedError.*cupy", out)
 
 
+def test_commits_are_installed_with_the_modules_that_measure_them():
+    """The wheel leaves `sdpa_ref.bench` out: of a commit installed from one, all but a few benchmarks are skipped."""
+    text = (BENCHES / "asv.conf.json").read_text(encoding="utf-8")
+    configuration = json.loads(re.sub(r"^ *//.*$", "", text, flags=re.M))
+    assert configuration["build_command"] == []
+    [install] = configuration["install_command"]
+    assert install.endswith("-e {build_dir}")
+
+
 def test_cases_exist(benchmarks):
     named = {*benchmarks["common"].CASES}
     for made in (benchmarks["gradients"].Gradients, benchmarks["memory"].Memory, benchmarks["forward"].MatrixRate):

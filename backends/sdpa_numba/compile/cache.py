@@ -13,7 +13,6 @@ import pkgutil
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, EllipsisType, FunctionType
@@ -100,6 +99,20 @@ def _modules_in(package: str, path: Any) -> Iterator[tuple[str, Any]]:
             yield from _modules_in(name, spec.submodule_search_locations)
 
 
+class _Unknown(Exception):
+    """A thing without a description that other processes would share."""
+
+
+_FAILURES = (
+    _Unknown, pickle.PickleError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Beside an OSError: a kernel that cannot be described, pickled, or built again.
+
+Anything else comes from a handler of signals, which may raise here as anywhere, and is the caller's.
+"""
+
+
 class _DiskCache(NullCache):
     """The stored compilations of one function: for each signature a file, which starts with the digest of the rest."""
 
@@ -114,27 +127,22 @@ class _DiskCache(NullCache):
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compilation stored for `signature`, None where there is none or none that works."""
         rtsys.initialize(target_context)  # all that loaded code needs; compilers load the rest, which takes 0.1 s
-        try:
+        with disk.harmless(*_FAILURES):  # compiling is the remedy
             content = disk.read(self._file(signature, target_context.codegen()))
             return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
-        except Exception:  # whatever is wrong with a file, compiling is the remedy
-            return None
+        return None
 
     def save_overload(self, signature: Any, compilation: Any) -> None:
         """Store `compilation`; if that fails, do without."""
         if compilation.library.has_dynamic_globals:  # addresses in this process
             return
-        with suppress(Exception):  # a full disk, no home, a thing that cannot be described or pickled
+        with disk.harmless(*_FAILURES):
             disk.write(self._file(signature, compilation.codegen), dumps(compilation._reduce()))
 
     def _file(self, signature: Any, codegen: Any) -> Path:
         arguments = tuple(getattr(signature, "args", signature))
         key = repr(_describe((self.dispatcher, arguments, codegen.magic_tuple()), {}))
         return cache_directory() / f"{self.dispatcher.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-
-
-class _Unknown(Exception):
-    """A thing without a description that other processes would share."""
 
 
 def _describe(thing: Any, seen: dict[int, int]) -> Any:

@@ -3,10 +3,11 @@
 import operator
 import os
 import time
-from contextlib import suppress
 from functools import cache
 from math import ceil, inf
 from pathlib import Path
+
+from sdpa_ref.disk import harmless
 
 VARIABLE = "SDPA_REF_NUM_THREADS"
 OTHERS = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")  # set by people and by the workers of joblib and Dask
@@ -115,11 +116,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
     `root` is the folder under which ``proc`` and ``sys`` are mounted.
     """
-    try:
+    quotas, lines = [inf], []
+    with harmless():  # not Linux
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return inf
-    quotas = [inf]
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -131,10 +130,10 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 def _quota(group: Path) -> float:
     """Return the limit that one control group sets."""
-    with suppress(OSError, ValueError):  # no such file, or "max"
+    with harmless(ValueError):  # no such file, or "max"
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
-    with suppress(OSError, ValueError):
+    with harmless(ValueError):
         quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else inf  # -1: no limit
     return inf
