@@ -94,6 +94,18 @@ def test_markdown_is_wrapped_at_120(name):
     assert not breakable
 
 
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_no_merge_was_left_unfinished(name):
+    assert not re.search(r"^(<{7}|>{7}) ", MARKDOWN[name], re.MULTILINE)
+
+
+def test_every_task_of_a_backend_is_in_its_guide():
+    pytest.importorskip("numba")
+    [row] = re.findall(r"^\| `TASKS` \| (.*)$", TEXTS["docs/backends.md"], re.MULTILINE)
+    tasks = set().union(*(sdpa_ref.load(name).TASKS for name in ("reference", "numba")))
+    assert tasks <= set(re.findall(r'`"(\w+)"`', row))
+
+
 @pytest.mark.parametrize("module", [sdpa_ref, sdpa_ref.layers, sdpa_ref.testing], ids=lambda module: module.__name__)
 def test_public_names_are_documented(module):
     text = TEXTS["docs/api.md"]
