@@ -76,7 +76,7 @@ def first_page(folder):
     with_results = {curve.name for curve in found}
     index["benchmarks"] = {name: one for name, one in index["benchmarks"].items() if name in with_results}
     file.write_text(json.dumps(index), encoding="utf-8")
-    for file in folder.glob("graphs/branch-*/**/summary.json"):
+    for file in folder.glob("graphs/**/branch-*/**/summary.json"):
         rows = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps([row for row in rows if row["last_value"] is not None]), encoding="utf-8")
     return ratios.page(found, index)

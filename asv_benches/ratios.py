@@ -39,7 +39,7 @@ def curves(site, index):
     found = []
     for name, benchmark in index["benchmarks"].items():
         combinations = [*product(*benchmark["params"])]
-        for file in sorted(Path(site, "graphs").glob(f"branch-*/**/{name}.json")):
+        for file in sorted(Path(site, "graphs").glob(f"**/branch-*/**/{name}.json")):
             graph = json.loads(file.read_text(encoding="utf-8"))
             for place, parameters in enumerate(combinations):
                 values = [(commit, row[place] if benchmark["params"] and row else row) for commit, row in graph]

@@ -113,6 +113,20 @@ def test_a_row_has_the_same_bits_however_many_rows_there_are(L, S, widths):
 
 
 @pytest.mark.usefixtures("paired")
+@pytest.mark.parametrize("option", ["dropout", "score_mod", "bias", "boolean"])
+@pytest.mark.parametrize("S", [5, 301, 1300])
+def test_the_first_row_has_the_same_bits_alone_with_every_option(S, option):
+    """Weights are dropped before they are rounded, in the kernel for few rows as in that for many."""
+    rng = np.random.default_rng(S)
+    q, k, v = draw(rng, 2, 4, 33, 21), draw(rng, 2, 2, S, 21), draw(rng, 2, 2, S, 16)
+    options = options_for(option, rng, 33, S)
+    first = {name: x[..., :1, :] if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    whole = sdpa_state(q, k, v, **options, backend="numba")
+    alone = sdpa_state(q[:, :, :1], k, v, **first, backend="numba")
+    assert bits(alone) == (whole.output[:, :, :1].tobytes(), whole.lse[:, :, :1].tobytes())
+
+
+@pytest.mark.usefixtures("paired")
 def test_small_sums_have_the_same_bits_however_many_rows_there_are():
     """Beside a growing maximum sums become subnormal, which products take for 0, also those of rows without a key."""
     rng = np.random.default_rng(8)
