@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_however_many_rows_there_are(L, S, widths):
 
 
 @pytest.mark.usefixtures("paired")
-@pytest.mark.parametrize("option", ["dropout", "bias", "boolean", "softcap and sink"])
+@pytest.mark.parametrize("option", ["dropout", "bias", "boolean"])
 @pytest.mark.parametrize("S", [5, 301, 1300])
 def test_the_first_row_has_the_same_bits_alone(S, option):
     """Weights are dropped before they are rounded, in the kernel for few rows as in that for many."""
