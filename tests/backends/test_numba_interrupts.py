@@ -322,8 +322,8 @@ spent = []
 for trial in range(5):
     at, start = [0], time.process_time()
     thread = threading.Thread(target=interrupt)
-    thread.start()
     try:
+        thread.start()  # on a busy machine the interrupt may come before this returns
         work()
         thread.join()
         time.sleep(0.01)
