@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from sdpa_ref.api import sdpa
-from sdpa_ref.arrays import Array, host_array, kind, memory_array
+from sdpa_ref.arrays import Array, kind, memory_array
 from sdpa_ref.masks import All, Causal, FirstTokens, KeyLengths, Mask, QueryLengths, Window
+from sdpa_ref.stored.drafts import kept_drafts
 from sdpa_ref.stored.geometry import Geometry
 from sdpa_ref.stored.rows import Index, Number, settled
 from sdpa_ref.stored.slots import Slots
@@ -331,41 +332,20 @@ class Cache(Slots):
         >>> cache.key[0, 0, : cache.lengths[0], 0]
         array([0., 1., 2., 4.], dtype=float32)
         """
-        kept = host_array("index", index)
-        kept = kept if kept.size else kept.astype(np.int64)
-        if kept.dtype.kind not in "iu":
-            raise TypeError(f"index must be integers, got {kept.dtype}")
-        if kept.ndim < 1 or kept.shape[:-1] != self.batch:
-            raise ValueError(f"index must have shape (*batch, K) with batch {self.batch}, got {kept.shape}")
-        kept, of = kept.reshape(self._B, kept.shape[-1]).astype(np.int64), self._numbers("of", of)
-        n = self._of_rows(self._n)
+        of, n = self._numbers("of", of), self._of_rows(self._n)
         if ((of < 0) | (of > n)).any():
             row = int(np.nonzero((of < 0) | (of > n))[0][0])
             raise ValueError(f"of must be in [0, lengths], got {of[row]} for row {row}, which has {n[row]} tokens")
-        there = kept >= 0
-        before = np.maximum.accumulate(np.where(there, kept, -1), axis=-1)
-        before = np.concatenate([np.full((self._B, 1), -1), before[:, :-1]], -1) if kept.shape[-1] else before
-        wrong = (kept < -1) | (kept >= of[:, None]) | (there & (kept <= before))
-        if wrong.any():
-            row = int(np.nonzero(wrong)[0][0])
-            raise ValueError(
-                f"index must be strictly increasing in [0, of) = [0, {of[row]}), and -1 for none, got "
-                f"{kept[row].tolist()} for row {row}"
-            )
-        rank = there.cumsum(-1) - 1
-        b, k = np.nonzero(there & (kept != rank))
-        base = n - of
-        source, target = base[b] + kept[b, k], base[b] + rank[b, k]
-        gone = self._of_rows(self._gone)
+        b, source, target, count = kept_drafts(index, self.batch, of)
+        base, gone = n - of, self._of_rows(self._gone)
         lost = np.nonzero((gone[b] > self.first) & (base[b] < gone[b]))[0]
         if lost.size:
             raise ValueError(f"of reaches back to tokens that the window of row {b[lost[0]]} has dropped")
-        target = self._slot(b, target)
-        after = base + there.sum(-1)
-        numbers = self._shortened(after)
+        target = self._slot(b, base[b] + target)
+        numbers = self._shortened(base + count)
         if b.size:
             self._own(b, target)
-            self._put(b, target, self._take(b, self._slot(b, source)))
+            self._put(b, target, self._take(b, self._slot(b, base[b] + source)))
         self._settle(*numbers)
 
     # other caches and files

@@ -501,6 +501,7 @@ CALLS = {
     "float crop": (lambda c: c.crop(1.5), TypeError, "n must be integers, got float64"),
     "accept": (lambda c: c.accept([0, 1], 2), ValueError, r"index must have shape \(\*batch, K\)"),
     "float accept": (lambda c: c.accept([[0.0], [1.0]], 2), TypeError, "index must be integers"),
+    "huge accept": (lambda c: c.accept(np.uint64([[2**64 - 1], [0]]), 2), ValueError, "must be strictly increasing"),
     "select": (lambda c: c.select([[0]]), ValueError, "index must have one axis"),
     "float select": (lambda c: c.select([0.5]), TypeError, "index must be integers"),
 }
