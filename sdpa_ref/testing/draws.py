@@ -56,13 +56,13 @@ def draw(rng: np.random.Generator, claims: Capabilities, focus: Mapping[str, Any
         "heads": _heads(rng, claims, empty),
         "L": 1 if rng.random() < 0.15 else length(rng, minimum=0 if empty else 1),  # 1: decoding
         "S": length(rng, minimum=0 if empty else 1),
-        "E": int(rng.choice((0, 4) if empty else _WIDTHS)),
+        "E": int(rng.choice((0, 4))) if empty else _width(rng),
         "dtype": _pick(rng, claims.dtypes),
         "numbers": _pick(rng, ("normal", "normal", "needles", *NUMBERS)),
         "memory": _pick(rng, MEMORIES if claims.strides and rng.random() < 0.3 else ("plain",)),
         "layout": _pick(rng, claims.layouts),
     }
-    words["Ev"] = int(rng.choice((0, 3) if empty else (*_WIDTHS, 3, 17)))
+    words["Ev"] = int(rng.choice((0, 3))) if empty else _width(rng)
     if rng.random() < 0.2:  # attention of a sequence over itself
         words["S"] = words["L"]
     reached = {} if empty or rng.random() < 0.4 else reach(rng, claims, _pick(rng, REACHES))
@@ -88,14 +88,14 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
     few = int(rng.integers(1, 5))
     most = claims.max_length or 4097
     if what == "wide":
-        return {"E": a_width(rng, claims), "L": few}
+        return {"E": any_width(rng, claims), "L": few}
     if what == "wide values":
-        return {"Ev": a_width(rng, claims), "L": few}
+        return {"Ev": any_width(rng, claims), "L": few}
     if what == "both wide":
-        E, how = a_width(rng, claims), rng.random()
+        E, how = any_width(rng, claims), rng.random()
         return {
             "L": few,
-            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else a_width(rng, claims)}),
+            **({"E": 192, "Ev": 128} if how < 0.15 else {"E": E, "Ev": E if how < 0.7 else any_width(rng, claims)}),
         }
     if what == "keys":
         return {"S": tile_edge(rng, most), "L": few if rng.random() < 0.7 else 1}
@@ -109,7 +109,7 @@ def reach(rng: np.random.Generator, claims: Capabilities, what: str) -> Words:
     if what == "entries":
         return {"batch": _batch(rng, claims, False, _BATCHES)}
     if what == "wide heads":
-        return {"heads": many_heads(rng, claims), "E": a_width(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
+        return {"heads": many_heads(rng, claims), "E": any_width(rng, claims), "L": few, "S": int(rng.integers(1, 40))}
     return {"S": tile_edge(rng, most), "heads": many_heads(rng, claims), "L": few}
 
 
@@ -138,9 +138,18 @@ def a_width(rng: np.random.Generator, claims: Capabilities) -> int:
     return int(rng.choice(widths or [claims.max_width or 1]))
 
 
+def any_width(rng: np.random.Generator, claims: Capabilities) -> int:
+    """Return what `a_width` does, or now and then a width above 64 of any remainder by the length of a vector."""
+    most = min(claims.max_width or _WIDE[-1], _WIDE[-1])
+    return int(rng.integers(65, most)) if most > 65 and rng.random() < 0.15 else a_width(rng, claims)
+
+
 def length(rng: np.random.Generator, minimum: int = 1) -> int:
-    """Return a length: a small one, or one around the edge of a tile."""
-    return int(rng.choice(EDGES) if rng.random() < 0.4 else rng.integers(minimum, 10))
+    """Return a length: a small one, one around the edge of a tile, or any up to 64."""
+    which = rng.random()
+    if which < 0.5:
+        return int(rng.choice(EDGES) if which < 0.4 else rng.integers(10, 65))
+    return int(rng.integers(minimum, 10))
 
 
 def plain_batch(claims: Capabilities) -> tuple[int, ...] | None:
@@ -203,7 +212,7 @@ def everything(rng: np.random.Generator, claims: Capabilities, *, sink: bool = T
     if sink and claims.sink and rng.random() < 0.3:
         focus["sink"] = a_sink(rng, claims)
     if claims.dropout and rng.random() < 0.15:
-        focus["dropout"] = 0.3
+        focus["dropout"] = a_dropout(rng, claims)
     if claims.score_mod and rng.random() < 0.15:
         focus["score_mod"] = True
     if claims.poison and rng.random() < 0.3:
@@ -218,12 +227,22 @@ def a_scale(rng: np.random.Generator, claims: Capabilities) -> float:
 
 def a_softcap(rng: np.random.Generator, claims: Capabilities) -> float:
     """Return a soft cap that bends most scores, or few."""
-    return float(rng.choice((0.5, 2.0, 30.0)))
+    return float(rng.choice((0.5, 2.0, 30.0, 50.0)))
+
+
+def a_dropout(rng: np.random.Generator, claims: Capabilities) -> float:
+    """Return a probability: a usual one, or one that leaves few weights."""
+    return float(rng.choice((0.1, 0.3, 0.5, 0.9)))
 
 
 def a_sink(rng: np.random.Generator, claims: Capabilities) -> str:
     """Return a word for sinks."""
     return str(rng.choice(("number", "heads", LOUD)))
+
+
+def _width(rng: np.random.Generator) -> int:
+    """Return a width up to 64: a usual one, or any, as kernels do what is beyond the last whole vector by itself."""
+    return int(rng.choice(_WIDTHS) if rng.random() < 0.7 else rng.integers(1, 65))
 
 
 def _batch(

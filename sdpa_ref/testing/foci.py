@@ -100,7 +100,8 @@ def alone(rng: np.random.Generator, claims: Capabilities) -> Words:
 def leveled(rng: np.random.Generator, claims: Capabilities) -> Words:
     """Return a focus on problems whose bias may be chosen: with a mask, a sink, dropout, where they are claimed."""
     sink = "number" if claims.sink and rng.random() < 0.4 else None
-    return masked_and(bias=(), sink=sink, dropout=0.3 if claims.dropout and rng.random() < 0.1 else 0.0)(rng, claims)
+    dropout = draws.a_dropout(rng, claims) if claims.dropout and rng.random() < 0.1 else 0.0
+    return masked_and(bias=(), sink=sink, dropout=dropout)(rng, claims)
 
 
 def leveled_states(rng: np.random.Generator, claims: Capabilities) -> Words:

@@ -134,7 +134,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     Property(
         "dropout", "Dropout keeps the bits of Philox at (b, h, i, j).", laws.agrees, _need("dropout"),
-        foci.masked_and(dropout=0.3),
+        foci.masked_and(dropout=draws.a_dropout),
     ),
     Property(
         "mask arrays", "A boolean array keeps where it is True.", laws.agrees, _need("mask"),

@@ -69,7 +69,7 @@ def cases(**words: Any) -> SearchStrategy[Case]:
         "scale": st.one_of(st.none(), st.sampled_from([0.0, 1.0, -0.3, 0.125])),
         "softcap": st.one_of(st.none(), st.sampled_from([0.5, 30.0])),
         "sink": st.sampled_from([None, "number", "heads"]),
-        "dropout": st.sampled_from([0.0, 0.0, 0.3]),
+        "dropout": st.sampled_from([0.0, 0.0, 0.1, 0.5]),
         "score_mod": st.sampled_from([False, False, True]),
         "layout": st.sampled_from(["HLE", "LHE"]),
         "poison": st.booleans(),

@@ -1,6 +1,7 @@
 """How arrays lie in memory: the same numbers in any order, at any address, of any byte order."""
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,9 @@ def stored(array: Array, memory: str) -> Array:
 
     Those of `REPEATED` repeat the first entry of an axis with a stride of 0, and so change the numbers.
     """
-    between = True if array.dtype == bool else np.nan  # what a kernel that reads beside the array finds
+    between: Any = np.nan  # what a kernel that reads beside the array finds
+    if array.dtype.kind in "biu":
+        between = array.dtype == bool or np.iinfo(array.dtype).max
     if memory == "transposed":
         return np.ascontiguousarray(array.T).T
     if memory == "far apart":

@@ -210,8 +210,9 @@ def test_no_size_beyond_the_claimed_is_drawn():
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_every_memory_holds_the_numbers(memory):
-    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, bool])
+def test_every_memory_holds_the_numbers(memory, dtype):
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     lies = stored(array, memory)
     assert lies.shape == array.shape
     if "repeated" not in memory:

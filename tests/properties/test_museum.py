@@ -51,7 +51,7 @@ def test_a_fault_of_ones_own():
         """
         return 1.1 * museum.Kernel().scale(call)
 
-    assert museum.see(ten_percent).property == "needles"
+    assert museum.see(ten_percent).property == "plain"
 
 
 def test_command(capsys):

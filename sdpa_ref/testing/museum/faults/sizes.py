@@ -251,6 +251,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
         "Above 64, columns beyond the last multiple of 16 are lost.",
         _columns(lambda E: slice(E - E % 16 if E > 64 else E, None)),
     ),
+    "width 4 n + 2": (
+        "The last two columns are lost where four at a time leave two, above width 4.",
+        _columns(lambda E: slice(E - 2 if E > 4 and E % 4 == 2 else E, None)),
+    ),
     "width 80": ("A head of width 80 is read as one of 64.", _columns(lambda E: slice(64 if E == 80 else E, None))),
     "scale at 65": ("The scale of a head of width 65 is that of 64.", _scaled(lambda E: (65 / 64) ** 0.5 if E == 65 else 1)),
     "scale of padding": (
@@ -258,6 +262,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
         _scaled(lambda E: (E / (-(-E // 16) * 16)) ** 0.5 if E > 64 else 1),
     ),
     "scale from 192": ("From width 192 on the scale is that of 128.", _scaled(lambda E: (E / 128) ** 0.5 if E >= 192 else 1)),
+    "half a vector of values": (
+        "The last four columns of the values are lost where eight at a time leave four, above width 8.",
+        _values(lambda Ev: slice(Ev - 4 if Ev > 8 and Ev % 8 == 4 else Ev, None)),
+    ),
     "values past 64": ("Columns of the values past 64 are not written.", _values(lambda Ev: slice(64, None))),
     "values past 128": ("Columns of the values past 128 are not written.", _values(lambda Ev: slice(128, None))),
     "value tail": ("The last column is lost at widths 127 and 129.", _values(lambda Ev: slice(Ev - (Ev in (127, 129)), None))),
@@ -337,6 +345,10 @@ _TABLE: dict[str, tuple[str, Kernel]] = {
     "diagonal beyond 384": ("From row 384 on a query sees one key too many.", _causal_from(384)),
     "wide windows": ("Windows of 64 keys and more are one too long.", _window(lambda left: left >= 64)),
     "window of 127": ("A window of 127 is taken for one of 128.", _window(lambda left: left == 127)),
+    "dropout of a half": (
+        "A probability of dropout above 0.4 is taken for a half where the weights are scaled.",
+        Kernel(kept=lambda call: np.sign(kernel.kept(call)) * call.acc.type(2) if call.dropout and call.dropout.p > 0.4 else kernel.kept(call)),
+    ),
     "dropout of key 128": ("The dropout of keys from 128 on is that of the first.", _kept(128, 3)),
     "dropout of key 1024": ("The dropout of keys from 1024 on is that of the first.", _kept(1024, 3)),
     "dropout of row 64": ("The dropout of rows from 64 on is that of the first.", _kept(64, 2)),
