@@ -12,7 +12,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
-from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
+from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_at_ends, proceed
 from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
@@ -136,8 +136,9 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
         own = table + TABLE * lanes * size
         rows = rows_at(own + state_bytes, n)
         room = own + state_bytes + 8 * FIELDS * n
-        task = next_task(worker)
-        while task < p.B * p.Hkv * max(chunks, 1):
+        tasks = p.B * p.Hkv * max(chunks, 1)
+        task = next_at_ends(worker, tasks)
+        while task < tasks:
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
             proceed(worker, chunk * ((n + MOVE) * (p.E + p.Ev) + n * OVERHEAD))
             b, kv = unit // p.Hkv, unit % p.Hkv
@@ -178,7 +179,7 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
             elif add(p.memory + 8 * unit, 1) == chunks - 1:
                 merge(p, a, b, rows, n, states, state_bytes, chunks, width)
-            task = next_task(worker)
+            task = next_at_ends(worker, tasks)
         release(scratch)
 
     return attend

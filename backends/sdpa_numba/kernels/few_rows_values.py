@@ -10,7 +10,7 @@ from sdpa_numba.vector.simd import fma, loader, storer
 
 from . import few_rows_pairs
 from .codes import code_product
-from .few_rows_steps import PANELS, at_once, multiplier
+from .few_rows_steps import PANELS, WIDE, at_once, multiplier
 from .heads import page_at
 from .pack import value_packer
 from .rows import keeps
@@ -38,6 +38,7 @@ def adder(source, acc, lanes, block, products=""):
             rows, weights, d = at_once(n - r), t + r * weights_row, 0
             while d < width:
                 vectors = PANELS if width - d >= PANELS * lanes else 1
+                vectors = WIDE if rows == 1 and width - d >= WIDE * lanes else vectors
                 b, c = values + d * source_size, sums + (r * width + d) * size
                 multiply(rows, vectors, weights, weights_row, size, b, vector, row, c, across, steps, one)
                 d += vectors * lanes
