@@ -158,12 +158,12 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
                 place_query(q, stride(a.query, 1), p.E, queries + r * p.E * size)
             if stored:
                 key_head = value_head = place_head(room, p.stored, a.query, b, kv)
+                if a.value:
+                    value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
             else:
                 key_head = value_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
-            if stored and a.value:
-                value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
-            elif a.value:
-                value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
+                if a.value:
+                    value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
             for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
                 low, high, complete = visible(rows, n, j0, min(j0 + block, p.S))
                 if low >= high:
