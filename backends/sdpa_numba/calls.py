@@ -45,7 +45,7 @@ def solve(
         if type(visible) is Band:
             entries, place, arrays = numbers_of(visible)
             return _solve_short(problem, _BANDED, BAND, entries, *place)  # it reads the arrays until it is done
-    few = sums is None and "output" in want and "weights" not in want
+    few = sums is None and ("output" in want or "weights" in want)
     few = few and query.shape[-2] * form.Hq <= FEW_ROWS * form.Hkv
     changes = keep is not None or bias is not None or slopes is not None or softcap is not None
     general = not few and (changes or "weights" in want or score_mod is not None or dropout is not None)
@@ -66,7 +66,8 @@ def solve(
     if not only_output:
         lse = np.empty(query.shape[:-1], form.acc_dtype) if "lse" in want else None
         m, z = (np.empty_like(lse), np.empty_like(lse)) if "m" in want else (None, None)
-        weights = np.zeros((*query.shape[:-1], problem.S), form.dtype) if "weights" in want else None
+        if "weights" in want:  # in few rows scores lie there meanwhile
+            weights = np.zeros((*query.shape[:-1], problem.S), form.acc_dtype if few else form.dtype)
         results = _address(lse), _address(m), _address(z)
     if sums is not None:
         m, z = sums.m, sums.z
@@ -93,6 +94,9 @@ def solve(
     )  # fmt: skip
     run(call)
     del arrays, kept  # until here the kernel reads them
+    if weights is not None and weights.dtype != form.dtype:
+        with np.errstate(over="ignore"):
+            weights = weights.astype(form.dtype)
     return Result(out, lse, weights, m, z)
 
 

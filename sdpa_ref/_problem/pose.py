@@ -234,9 +234,13 @@ def _seen(
 ) -> _Seen:
     """Return what mask and offset come to."""
     name = None
-    if type(mask) is BooleanArray and query_offset is None and not alibi and key_positions is None and mask.per_row:
-        mask._check(form.batch, form.Hq, L, S)
-        return tuple.__new__(_Seen, (None, mask.array, 0, None, (), None, (mask,)))
+    if type(mask) is BooleanArray and query_offset is None and not alibi and key_positions is None:
+        if mask.per_row or mask.alike(S):
+            mask._check(form.batch, form.Hq, L, S)
+            interval = None if mask.per_row else mask.interval(S)
+            if interval is not None:
+                return _Seen(interval)
+            return tuple.__new__(_Seen, (None, mask.array, 0, None, (), None, (mask,)))
     if mask is not None:
         known = mask.__dict__.get("_seen")
         same = key_positions is None and (query_offset is None or type(query_offset) in (str, int))

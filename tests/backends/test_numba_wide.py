@@ -26,9 +26,10 @@ def test_rounding_does_not_grow_with_the_width(dtype, E, L):
         assert np.abs(sdpa(query, key, value, backend="numba") - budget.expected).max() <= budget.empirical
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("E", [129, 1000])
-def test_few_rows_add_up_as_many_do(E):
-    query, key, value = drawn(0, np.float32, E)
+def test_few_rows_add_up_as_many_do(E, dtype):
+    query, key, value = drawn(0, dtype, E)
     whole = sdpa(query, key, value, backend="numba")
     for L in (1, 3, 8, 9):
         assert_same_bits(sdpa(query[:, :, :L], key, value, backend="numba"), whole[:, :, :L])

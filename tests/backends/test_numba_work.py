@@ -101,6 +101,23 @@ def test_few_rows_have_every_option_in_their_kernel(monkeypatch, option, dtype):
     part = sdpa_ref.sdpa(q[:, :, :4], k, v, **few, backend="numba")
     assert settlers == [native(settle_many_rows), native(settle_few_rows)]
     assert part.tobytes() == whole[:, :, :4].tobytes()
+    whole = sdpa_ref.sdpa_weights(q, k, **options, backend="numba")
+    part = sdpa_ref.sdpa_weights(q[:, :, :4], k, **few, backend="numba")
+    assert settlers[2:] == settlers[:2]
+    assert part.tobytes() == whole[:, :, :4].tobytes()
+
+
+def test_weights_of_few_rows_are_those_of_many_where_a_row_is_nan():
+    rng = np.random.default_rng(1)
+    q, k = rng.standard_normal((2, 9, 16), np.float32), rng.standard_normal((2, 300, 16), np.float32)
+    keep = rng.random((9, 300)) < 0.5
+    k[1, 7], keep[0, 7], keep[3] = np.nan, True, False
+    whole = sdpa_ref.sdpa_weights(q, k, mask=keep, backend="numba")
+    assert np.isnan(whole[1, 0]).sum() == keep[0].sum()
+    assert not whole[:, 3].any()
+    for i in range(0, 9, 2):
+        part = sdpa_ref.sdpa_weights(q[:, i : i + 2], k, mask=keep[i : i + 2], backend="numba")
+        assert part.tobytes() == whole[:, i : i + 2].tobytes()
 
 
 def test_few_rows_of_stored_keys_have_dropout_and_functions():

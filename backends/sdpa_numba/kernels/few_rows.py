@@ -12,7 +12,7 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
-from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_task, proceed
+from sdpa_numba.runtime.tasks import MOVE, OVERHEAD, next_at_ends, proceed
 from sdpa_numba.vector.atomic import add
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, storer
@@ -22,6 +22,7 @@ from .dropout import TABLE, key_dropout
 from .elementary import elementary
 from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
 from .few_rows_values import STEP, value_adder
+from .few_rows_weights import weights
 from .finish import finisher, lse_of
 from .heads import HEAD_BYTES, place_head
 from .record import APART, SOURCE_BYTES, read_arrays, read_record
@@ -116,7 +117,7 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
     zero, nothing = number(0), number(-np.inf)
     score, adjust = scorer(dtype, sizes, stored), adjuster(sizes, score_mod)
     step, add_values = softmax_step(sizes), value_adder(dtype, sizes, stored)
-    apply_dropout = key_dropout(sizes)
+    apply_dropout, (keep_scores, weigh) = key_dropout(sizes), weights(sizes)
     write_row, merge = output(dtype, sizes)
 
     @compiled
@@ -136,8 +137,9 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
         own = table + TABLE * lanes * size
         rows = rows_at(own + state_bytes, n)
         room = own + state_bytes + 8 * FIELDS * n
-        task = next_task(worker)
-        while task < p.B * p.Hkv * max(chunks, 1):
+        tasks = p.B * p.Hkv * max(chunks, 1)
+        task = next_at_ends(worker, tasks)
+        while task < tasks:
             unit, index = task // max(chunks, 1), task % max(chunks, 1)
             proceed(worker, chunk * ((n + MOVE) * (p.E + p.Ev) + n * OVERHEAD))
             b, kv = unit // p.Hkv, unit % p.Hkv
@@ -155,11 +157,13 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
                 q = source + at(rows.h, r) * stride(a.query, 3) + at(rows.i, r) * stride(a.query, 2)
                 place_query(q, stride(a.query, 1), p.E, queries + r * p.E * size)
             if stored:
-                key_head = place_head(room, p.stored, a.query, b, kv)
-                value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
+                key_head = value_head = place_head(room, p.stored, a.query, b, kv)
+                if a.value:
+                    value_head = place_head(room + room_bytes, p.stored + SOURCE_BYTES, a.query, b, kv)
             else:
-                key_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
-                value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
+                key_head = value_head = batch(a.key, 3, a.query, b) + kv * stride(a.key, 3)
+                if a.value:
+                    value_head = batch(a.value, 3, a.query, b) + kv * stride(a.value, 3)
             for j0 in range(index * chunk, min((index + 1) * chunk, p.S), block):
                 low, high, complete = visible(rows, n, j0, min(j0 + block, p.S))
                 if low >= high:
@@ -169,16 +173,24 @@ def kernel(dtype, sizes, stored=False, score_mod=None):
                 bottom, top = low - low % lanes, high + -high % lanes
                 score(p, a, n, queries, key_head, keys, t, j0, bottom, high)
                 complete &= adjust(p, a, b, rows, n, t, j0, bottom, top, complete and bottom == low and top == high)
+                if a.weights:
+                    keep_scores(p, a, b, rows, n, t, j0, low, high)
                 step(p, n, t, bottom, top, m, z, sums, width)
                 if p.dropout_threshold:
                     apply_dropout(p, b, rows, n, t, j0, bottom, top, table)
-                add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
+                if a.value:
+                    add_values(p, a, rows, n, t, value_head, values, j0, low, high, complete, sums, width)
             if chunks < 2:
                 for r in range(n):
                     write_row(p, a, b, rows, r, m + r * size, z + r * size, sums + r * width * size)
+                if a.weights:
+                    weigh(p, a, b, rows, n, m, z, t, table)
             elif add(p.memory + 8 * unit, 1) == chunks - 1:
                 merge(p, a, b, rows, n, states, state_bytes, chunks, width)
-            task = next_task(worker)
+                if a.weights:
+                    m = states + n * width * size
+                    weigh(p, a, b, rows, n, m, m + n * size, t, table)
+            task = next_at_ends(worker, tasks)
         release(scratch)
 
     return attend

@@ -7,7 +7,8 @@ import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
 from sdpa_numba.vector.simd import any_lane, lane, loader, ramp, select, splatter, storer, sum_fours
-from sdpa_numba.vector.tiler import tiler
+from sdpa_numba.vector.tiler import CHAIN, tiler
+from sdpa_numba.vector.unrolled import row_dotter, row_step
 
 from . import pairs
 from .elementary import elementary
@@ -17,20 +18,27 @@ from .stored import reader
 from .views import batch, stride
 
 PANELS = 4  # of keys at a time
+WIDE = 8  # vectors that one row takes at a time in the product with V: four would wait for one another
 ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 
 
 @cache
 def multiplier(acc, lanes, accumulate, source, products=""):
-    """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`."""
+    """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`.
+
+    One row may also take `WIDE`.
+    """
     (one_wide, two_wide, three_wide), (one_narrow, two_narrow, three_narrow) = (
         [tiler(acc, rows, vectors, lanes, accumulate, source, products) for rows in (1, 2, 3)]
         for vectors in (PANELS, 1)
     )
+    widest = tiler(acc, 1, WIDE, lanes, accumulate, source, products)
 
     @part
     def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
-        if vectors == PANELS:
+        if vectors == WIDE:
+            widest(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
+        elif vectors == PANELS:
             if rows == 3:
                 three_wide(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
             elif rows == 2:
@@ -54,6 +62,23 @@ def at_once(rows):
 
 
 @cache
+def row_scorer(dtype, sizes):
+    """Return ``score_row``, which makes the scores of one row and `PANELS` panels of keys, read where they lie."""
+    acc, size, source_size, columns = sizes.acc, itemsize(sizes.acc), itemsize(dtype), row_step(dtype, sizes.panel)
+    dots, one = row_dotter(dtype, acc, sizes.panel, PANELS), np.dtype(acc).type(1)
+
+    @part
+    def score_row(query, key, row, width, t, scale):
+        """Set the scores to chains, and add up those of a width beyond one chain, as `tiler` does."""
+        for e in range(0, width, CHAIN):
+            now = min(CHAIN, width - e)
+            last = e + now == width
+            dots(query + e * size, key + e * source_size, row, now // columns, t, scale if last else one, e > 0)
+
+    return score_row
+
+
+@cache
 def scorer(dtype, sizes, stored):
     """Return ``score``, which makes the scores of a block. Of `stored` keys, `key` is where a `Head` is read."""
     acc, lanes, block, number, size = sizes.acc, sizes.panel, sizes.block, np.dtype(sizes.acc).type, itemsize(sizes.acc)
@@ -62,7 +87,8 @@ def scorer(dtype, sizes, stored):
     pack_panel = pack_keys  # of which a kernel for dense keys uses none
     if stored:
         pack_panel = pairs.stored_reader(sizes).pack_panel if half else reader(dtype, sizes).pack_panel
-    multiply = multiplier(acc, lanes, False, acc, sizes.products)
+    multiply, score_row = multiplier(acc, lanes, False, acc, sizes.products), row_scorer(dtype, sizes)
+    source_size, columns, direct = itemsize(dtype), row_step(dtype, lanes), not stored and not half
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -74,6 +100,10 @@ def scorer(dtype, sizes, stored):
         row, column, panel, x, steps = stride(a.key, 2), stride(a.key, 1), p.E * vector, low, (p.E + half) >> half
         while x < high:
             panels = PANELS if x + PANELS * lanes <= high else 1
+            if direct and n == 1 and panels == PANELS and column == source_size and p.E % columns == 0 and p.E:
+                score_row(queries, key + (j0 + x) * row, row, p.E, t + x * size, number(p.scale))
+                x += panels * lanes
+                continue
             for y in range(0, panels):
                 first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
                 if stored:

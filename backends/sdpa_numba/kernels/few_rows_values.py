@@ -6,11 +6,11 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
-from sdpa_numba.vector.simd import fma, loader, storer
+from sdpa_numba.vector.simd import any_lane, fma, loader, select, splatter, storer
 
 from . import few_rows_pairs
 from .codes import code_product
-from .few_rows_steps import PANELS, at_once, multiplier
+from .few_rows_steps import PANELS, WIDE, at_once, multiplier
 from .heads import page_at
 from .pack import value_packer
 from .rows import keeps
@@ -38,6 +38,7 @@ def adder(source, acc, lanes, block, products=""):
             rows, weights, d = at_once(n - r), t + r * weights_row, 0
             while d < width:
                 vectors = PANELS if width - d >= PANELS * lanes else 1
+                vectors = WIDE if rows == 1 and width - d >= WIDE * lanes else vectors
                 b, c = values + d * source_size, sums + (r * width + d) * size
                 multiply(rows, vectors, weights, weights_row, size, b, vector, row, c, across, steps, one)
                 d += vectors * lanes
@@ -58,6 +59,7 @@ def value_adder(dtype, sizes, stored):
         return stored_value_adder(dtype, sizes)
     acc, lanes, block, size, source_size = sizes.acc, sizes.panel, sizes.block, itemsize(sizes.acc), itemsize(dtype)
     vector, store, load_one, load_source = lanes * size, storer(acc), loader(acc, acc), loader(dtype, acc)
+    load, splat, zero, one = loader(acc, acc, lanes), splatter(acc, lanes), np.dtype(acc).type(0), np.dtype(acc).type(1)
     pack_values = value_packer(dtype, acc, lanes)
     add_packed, add_in_place = adder(acc, acc, lanes, block), adder(dtype, acc, lanes, block)
 
@@ -74,15 +76,38 @@ def value_adder(dtype, sizes, stored):
                         store(to, fma(weight, load_source(value + (j0 + x) * row + d * column), load_one(to)))
 
     @part
+    def move(source, target, end):
+        """Copy the sums from `source` to `end`, and return whether they are finite."""
+        odd = splat(zero)  # 1 where a number is not
+        for x in range(0, end - source, vector):
+            y = load(source + x)
+            odd = select(y - y == splat(zero), odd, splat(one))
+            store(target + x, y)
+        return not any_lane(splat(zero) < odd)
+
+    @part
+    def add_rows(n, t, source, row, low, high, sums, width):
+        """Add ``P @ V`` from where V lies."""
+        for x in range(low, high, STEP):
+            add_in_place(n, t + x * size, source + x * row, row, min(STEP, high - x), sums, width)
+
+    @part
     def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
         """Add ``P @ V`` for the keys of ``[low, high)``: from where V lies, or from a packed copy."""
         row, column = stride(a.value, 2), stride(a.value, 1)
-        in_place = complete and column == source_size and p.Ev == width
+        source, direct, end = value + j0 * row, column == source_size and p.Ev == width, sums + n * width * size
+        if direct and complete:
+            add_rows(n, t, source, row, low, high, sums, width)
+            return
+        if direct:  # a value that is dropped has the weight 0: it changes no sum, but where it is not finite
+            move(sums, values, end)
+            add_rows(n, t, source, row, low, high, sums, width)
+            if move(sums, sums, end):
+                return
+            move(values, sums, values + n * width * size)
         for x in range(low, high, STEP):
-            steps, source = min(STEP, high - x), value + (j0 + x) * row
-            if in_place:
-                add_in_place(n, t + x * size, source, row, steps, sums, width)
-            elif pack_values(source, row, column, steps, p.Ev, values, width * size, vector) or complete:
+            steps, first = min(STEP, high - x), source + x * row
+            if pack_values(first, row, column, steps, p.Ev, values, width * size, vector) or complete:
                 add_packed(n, t + x * size, values, width * size, steps, sums, width)
             else:
                 add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)

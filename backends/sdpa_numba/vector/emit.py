@@ -66,6 +66,11 @@ def hidden(builder, number):
     return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [number], side_effect=False)
 
 
+def fence(builder):
+    """Keep LLVM from reading on the other side what is read on this one; the processor may."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
+
+
 def prefetch(builder, address):
     """Prefetch the cache line at `address`, which need not exist."""
     pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())

@@ -18,11 +18,6 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
     `whole`: no row is missing. With `ahead`, the next `lanes` rows are prefetched, or what follows in rows of a table.
     Half-precise numbers move in pairs where the columns allow it.
     """
-    paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
-    raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
-
-    def number(builder, stored):
-        return widen(builder, builder.bitcast(stored, ir.VectorType(LLVM[source], lanes)), source, working)
 
     @intrinsic
     def transpose(_, a, a_row, a_last, b, b_row, b_last):
@@ -41,24 +36,12 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
             def listed(i):
                 return builder.add(read(builder, builder.add(a, I64(8 * i)), "int64", "int64"), a_row)
 
-            # pieces of 16 bytes are loaded to where they belong; only within them are numbers exchanged
-            piece = min(lanes, 16 // itemsize(working))
             begin = [listed(i) if table else row(a, a_row, a_last, i) for i in range(lanes)]
-            rows = []
             if ahead:  # a processor does not foresee that column blocks of a row are followed by another row
                 step = I64(AHEAD) if table else builder.mul(a_row, I64(lanes))
                 for address in begin:
                     emit.prefetch(builder, builder.add(address, step))
-            for offset in range(0, columns * itemsize(source), piece * itemsize(raw)):
-                square = []
-                for k in range(piece):
-                    parts = [
-                        fetch(builder, builder.add(begin[i], I64(offset)), raw, piece) for i in range(k, lanes, piece)
-                    ]
-                    square.append(join(builder, parts) if paired else number(builder, join(builder, parts)))
-                for moved in exchange(builder, square):
-                    shifted = [builder.lshr(moved, emit.constant(moved, bits)) for bits in (0, 16)] if paired else []
-                    rows += [number(builder, builder.trunc(x, ir.VectorType(I16, lanes))) for x in shifted] or [moved]
+            rows = _columns(builder, begin, columns, source, working)
             for i in range(columns):
                 write(builder, row(b, b_row, b_last, i), rows[i], target)
             return context.get_dummy_value()
@@ -66,6 +49,88 @@ def transposer(source, target, working, lanes, columns, table=False, whole=False
         return types.void(*[types.int64] * 6), generate
 
     return transpose
+
+
+def _columns(builder, begin, columns, source, working):
+    """Return the first `columns` numbers of rows that begin at these addresses: a vector of `working` for each."""
+    lanes = len(begin)
+    paired = itemsize(source) == 2 and working == "float32" and columns % 8 == 0
+    raw = "int32" if paired else "bfloat16" if source == "float16" else source  # LLVM joins halves one by one
+
+    def number(stored):
+        return widen(builder, builder.bitcast(stored, ir.VectorType(LLVM[source], lanes)), source, working)
+
+    # pieces of 16 bytes are loaded to where they belong; only within them are numbers exchanged
+    piece, found = min(lanes, 16 // itemsize(working)), []
+    for offset in range(0, columns * itemsize(source), piece * itemsize(raw)):
+        square = []
+        for k in range(piece):
+            parts = [fetch(builder, builder.add(begin[i], I64(offset)), raw, piece) for i in range(k, lanes, piece)]
+            square.append(join(builder, parts) if paired else number(join(builder, parts)))
+        for moved in exchange(builder, square):
+            shifted = [builder.lshr(moved, emit.constant(moved, bits)) for bits in (0, 16)] if paired else []
+            found += [number(builder.trunc(x, ir.VectorType(I16, lanes))) for x in shifted] or [moved]
+    return found
+
+
+def row_dotter(source, target, lanes, panels):
+    """Return ``dots(q, a, a_row, steps, t, factor, more)``: products of a row with ``panels * lanes`` rows.
+
+    The rows lie `a_row` bytes apart from `a` on, stored as `source`; as many rows that follow are prefetched. A step is
+    as many columns as `row_step` says. Each number of `t` is set to a chain of fused multiply-adds, times `factor`;
+    where there were `more` columns before, the chain is added to it first.
+    """
+    columns, size, source_size = row_step(source, lanes), itemsize(target), itemsize(source)
+    vector = ir.VectorType(LLVM[target], lanes)
+
+    @intrinsic
+    def dots(_, q, a, a_row, steps, t, factor, more):
+        def generate(context, builder, signature, arguments):
+            q, a, a_row, steps, t, factor, more = arguments
+            zero = splat_value(builder, LLVM[target](0.0), lanes)
+            entry, loop, done = builder.block, *map(builder.append_basic_block, ("rows", "rows.end"))
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            step, q_now, a_now = (builder.phi(I64) for _ in range(3))
+            sums = [builder.phi(vector) for _ in range(panels)]
+            results, ahead = [], builder.mul(a_row, I64(panels * lanes))
+            for panel, total in enumerate(sums):
+                emit.fence(builder)  # or LLVM reads the numbers of q for all panels first, and has no registers left
+                base, numbers = emit.hidden(builder, builder.add(a_now, builder.mul(a_row, I64(panel * lanes)))), q_now
+                begin = [builder.add(base, builder.mul(a_row, I64(i))) for i in range(lanes)]
+                following = emit.hidden(builder, builder.add(base, ahead))
+                for i in range(lanes):
+                    emit.prefetch(builder, builder.add(following, builder.mul(a_row, I64(i))))
+                for e, column in enumerate(_columns(builder, begin, columns, source, target)):
+                    number = read(builder, builder.add(numbers, I64(e * size)), target, target)
+                    total = call(builder, "fma", splat_value(builder, number, lanes), column, total)
+                results.append(total)
+            following = builder.add(step, I64(1))
+            q_next, a_next = builder.add(q_now, I64(columns * size)), builder.add(a_now, I64(columns * source_size))
+            for phi, start, value in zip(
+                (step, q_now, a_now, *sums), (I64(0), q, a, *[zero] * panels), (following, q_next, a_next, *results),
+                strict=True,
+            ):  # fmt: skip
+                phi.add_incoming(start, entry)
+                phi.add_incoming(value, loop)
+            keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, steps), loop, done))
+            builder.position_at_end(done)
+            scale = splat_value(builder, factor, lanes)
+            for panel, total in enumerate(results):
+                to = builder.add(t, I64(panel * lanes * size))
+                before = read(builder, to, target, target, lanes)
+                total = builder.select(more, builder.fadd(before, total), total)
+                write(builder, to, builder.fmul(total, scale), target)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, getattr(types, target), types.boolean), generate
+
+    return dots
+
+
+def row_step(source, lanes):
+    """Return how many columns `row_dotter` takes at a time: half-precise numbers move in pairs."""
+    return max(lanes, 8) if itemsize(source) == 2 else lanes
 
 
 def keep_rolled(builder, branch):
