@@ -4,6 +4,7 @@ CuPy is imported when the backend is first used or queried, never before, so tha
 """
 
 import os
+import sys
 from typing import Any
 
 from sdpa_ref.backend import Gradients, Problem, Result
@@ -34,18 +35,20 @@ def unavailable() -> str | None:
 
 def unsupported(problem: Problem) -> str | None:
     """Return why the backend cannot solve the problem, None where it can."""
-    import cupy
-
-    device = cupy.cuda.Device()
+    device = sys.modules["cupy"].cuda.Device()
     own = device.id
-    parts = arrays_in(problem.key) + arrays_in(problem.value) if problem.stored else (problem.key, problem.value)
-    arrays = (problem.query, *parts, problem.out, problem.keep, *problem.biases)
-    elsewhere = {array.device.id for array in arrays if array is not None and array.device.id != own}
-    if elsewhere:
-        return (
-            f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
-            f"bring them together, and call it in `with cupy.cuda.Device(...)`"
-        )
+    _, query, key, value, out = problem[:5]
+    arrays: tuple[Any, ...] = query, key, value, out
+    if not problem.plain:
+        parts = (*arrays_in(key), *arrays_in(value)) if problem.stored else (key, value)
+        arrays = (query, *parts, out, problem.keep, *problem.biases)
+    for array in arrays:
+        if array is not None and array.device.id != own:
+            elsewhere = {array.device.id for array in arrays if array is not None} - {own}
+            return (
+                f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
+                f"bring them together, and call it in `with cupy.cuda.Device(...)`"
+            )
     problem = problem._replace(blockwise=False) if problem.blockwise else problem
     reason = fused(problem, frozenset(), int(device.compute_capability))
     if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
@@ -55,16 +58,16 @@ def unsupported(problem: Problem) -> str | None:
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse and weights, on the current device and stream."""
-    from .launch import cuda
+    from sdpa_cupy.launch.cuda import forward as launched  # which imports CuPy
 
-    return cuda.forward(problem, want)
+    return launched(problem, want)
 
 
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
-    from .launch import cuda
+    from sdpa_cupy.launch.cuda import vjp as launched
 
-    return cuda.vjp(problem, grad_output, grad_lse, result)
+    return launched(problem, grad_output, grad_lse, result)
 
 
 def _no_device(cupy: Any) -> str | None:

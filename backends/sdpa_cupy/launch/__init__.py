@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sdpa_cupy import arrays
+from sdpa_cupy import arrays, calls
 from sdpa_cupy.folding import folded
 from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
@@ -35,6 +35,13 @@ def forward(
 
     `kernels` is what `takes_kernels` says, where that is known.
     """
+    return calls.attend(problem, want, arch, launcher) or by_any_way(problem, want, arch, launcher, xp, kernels)
+
+
+def by_any_way(
+    problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np, kernels: bool | None = None
+) -> Result:
+    """Return the same where no call is too rare for it."""
     out = problem.out
     if problem.keep is not None or problem.bias is not None or problem.stored or not copies_16(problem):
         problem = problem.aligned()
