@@ -112,7 +112,9 @@ def attend(problem: Problem, want: frozenset[str], arch: int, launcher: "Launche
     seen = _ALL
     if not problem.plain:
         softcap, visible, keep, bias, slopes, _, _, sink, score_mod, dropout, _, _, blockwise = problem[6:19]
-        if blockwise or not (softcap is keep is bias is slopes is sink is None and score_mod is None is dropout):
+        if blockwise or not (
+            softcap is keep is bias is slopes is sink is None and score_mod is None and dropout is None
+        ):
             return None
         if visible is not None:
             if type(visible) is not Band:
