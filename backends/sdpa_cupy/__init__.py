@@ -7,16 +7,17 @@ import os
 import sys
 from typing import Any
 
-from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.backend import Gradients, Problem, Result, Sums
+from sdpa_ref.blocks import alone, divided, merged
 from sdpa_ref.storage import arrays_in
 
 from . import nvrtc
 from .ahead import details, warmup
 from .plan import fused
 
-__all__ = ["ARRAYS", "TASKS", "details", "forward", "unavailable", "unsupported", "vjp", "warmup"]
+__all__ = ["ARRAYS", "TASKS", "add", "details", "finish", "forward", "unavailable", "unsupported", "vjp", "warmup"]
 
-ARRAYS, TASKS = "cupy", frozenset({"details", "vjp", "warmup"})
+ARRAYS, TASKS = "cupy", frozenset({"add", "details", "vjp", "warmup"})
 OLDEST = 75
 _INSTALL = "pip install 'sdpa-ref[cupy13]' for CUDA 13, 'sdpa-ref[cupy12]' for CUDA 12"
 
@@ -68,6 +69,17 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
     from sdpa_cupy.launch.cuda import vjp as launched
 
     return launched(problem, grad_output, grad_lse, result)
+
+
+def add(problem: Problem, sums: Sums | None) -> Sums:
+    """Return the sums with the keys of a problem added."""
+    own = alone(sys.modules[__name__], problem, problem.acc_dtype)
+    return own if sums is None else merged(sums, own)
+
+
+def finish(problem: Problem, sums: Sums, want: frozenset[str]) -> Result:
+    """Return what the sums come to, with the sink of a problem that has no keys left."""
+    return divided(problem, sums)
 
 
 def _no_device(cupy: Any) -> str | None:

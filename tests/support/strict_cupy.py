@@ -14,7 +14,7 @@ from strict_device import RawModule, Stream, current
 
 FUNCTIONS = (
     "abs arange broadcast_to clip concatenate empty exp flatnonzero frexp full isfinite isinf ldexp log logical_and "
-    "logical_or maximum minimum ones ones_like rint stack swapaxes tanh where zeros zeros_like"
+    "logical_or maximum minimum ones ones_like rint stack sum swapaxes tanh where zeros zeros_like"
 ).split()
 METHODS = "all any argmax astype copy max min repeat reshape sum swapaxes view".split()
 live = strict_device.live  # the arrays that a kernel may touch
