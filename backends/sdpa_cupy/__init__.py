@@ -14,6 +14,7 @@ from sdpa_ref.storage import arrays_in
 from . import nvrtc
 from .ahead import details, warmup
 from .plan import fused
+from .tracing import traced
 
 __all__ = ["ARRAYS", "TASKS", "add", "details", "finish", "forward", "unavailable", "unsupported", "vjp", "warmup"]
 
@@ -51,9 +52,12 @@ def unsupported(problem: Problem) -> str | None:
                 f"bring them together, and call it in `with cupy.cuda.Device(...)`"
             )
     problem = problem._replace(blockwise=False) if problem.blockwise else problem
-    reason = fused(problem, frozenset(), int(device.compute_capability))
+    arch = int(device.compute_capability)
+    reason = fused(problem, frozenset(), arch)
     if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
-        return f"{reason}, and CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
+        reason = fused(traced(problem), frozenset(), arch)
+        accuracy = "CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
+        return reason and f"{reason}, and {accuracy}"
     return None
 
 

@@ -16,6 +16,7 @@ from .launch import Launcher, by_rows, takes_kernels
 from .launch import forward as launched
 from .pulls import pull, unpulled
 from .strips import ROWS
+from .tracing import traced
 
 WANT = frozenset({"output", "lse", "m", "z"})
 PAIRS_AT_ONCE = 2**19  # of a head, in a strip: of all heads, the others would have a say in the bits of each
@@ -39,7 +40,7 @@ def differentiate(
         return pull(by_rows(problem), flow, arch, launcher, xp)
 
     fused = unpulled(problem, arch) is None
-    if result is not None and not fused and takes_kernels(problem, WANT, arch):
+    if result is not None and not fused and takes_kernels(traced(problem), WANT, arch):
         result = _of_these_scores(result, launched(problem, WANT, arch, launcher, xp, True), forward(problem, WANT), xp)
     by = by_kernels if fused else partial(array_gradients.pull, xp=xp)
     return gradients_of(problem, grad, grad_lse, result, forward, by, xp, fused)

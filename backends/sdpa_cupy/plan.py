@@ -20,6 +20,7 @@ from sdpa_ref.storage import Stored
 
 from .parameters import AXES, NUMBERS, PARAMETERS, bound, in_chunks
 from .stored import DECODED, DENSE, STORAGE, TYPES, fields_of, is_served, storage_of, stored_parts
+from .tracing import CONSTANTS, Traced
 from .variants import (
     CHUNKS,
     FEW_ROWS,
@@ -79,7 +80,7 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
             return "scales or offsets of float64, or that serve heads or batch entries in runs"
         if problem.key_positions is not None:
             return "ALiBi goes by key_positions"
-        if problem.score_mod is not None:
+        if problem.score_mod is not None and type(problem.score_mod) is not Traced:
             return "score_mod is a Python function"
     if reason := unfit(form, arch, stored):
         return reason
@@ -158,11 +159,13 @@ def numbers_of(p: Any, fold: int, tiles: int, chunks: int, chunk: int, unit: flo
     """Return the parameter block behind the arrays; how the work is cut as in ``Parameters``."""
     form, dropout, L, S = p.form, p.dropout, p.query.shape[-2], p.key.shape[-2]
     threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
+    constants = p.score_mod.constants if type(p.score_mod) is Traced else ()
     return NUMBERS.pack(
         *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), math.prod(form.batch), form.Hq, form.Hkv, L, S,
         form.E, form.Ev, form.Hq // form.Hkv if form.Hkv else 1, p.first_row, p.first_key, p.first_head, p.first_entry,
         fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.offset if type(p.offset) is int else 0,
         *((1, *p.visible) if is_numbers(p.visible) else _NO_BAND), p.scale, p.softcap or 0.0, factor, unit,
+        *constants, *_NO_CONSTANTS[len(constants) :],
         *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
     )  # fmt: skip
 
@@ -192,15 +195,17 @@ def options_of(problem: Any) -> Options:
     p = problem
     least, most = PLAIN_SCALES[p.form.acc_dtype.itemsize]
     softcap, bias, dropout = p.softcap is not None, p.bias is not None, p.dropout is not None
-    if not (softcap or bias or dropout or p.keep is not None or p.slopes is not None) and least < p.scale < most:
+    mod = p.score_mod.text if type(p.score_mod) is Traced else ""
+    if not (softcap or bias or dropout or mod or p.keep is not None or p.slopes is not None) and least < p.scale < most:
         return _PLAIN
-    return Options(True, int(softcap), TYPES[p.bias.dtype.name] if bias else -1, int(dropout))
+    return Options(True, int(softcap), TYPES[p.bias.dtype.name] if bias else -1, int(dropout), mod)
 
 
 _PLAIN = Options()
 _LIMITS = (np.finfo(np.float32), np.finfo(np.float64))
 PLAIN_SCALES = {limits.dtype.itemsize: (float(limits.tiny) / LOG2_E, float(limits.max) / 2) for limits in _LIMITS}
 _NO_BAND = (0,) * (1 + len(Band._fields))
+_NO_CONSTANTS = (0.0,) * CONSTANTS
 _NO_SIZES, _NOT_STORED = (0,) * AXES, (0,) * len(STORAGE)
 _BY_CHUNKS = frozenset({"output", "lse"})  # results whose keys several blocks may share
 _BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys

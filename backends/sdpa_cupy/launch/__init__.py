@@ -9,6 +9,7 @@ from sdpa_cupy.folding import folded
 from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
 from sdpa_cupy.strips import in_strips, new_result
+from sdpa_cupy.tracing import traced
 from sdpa_cupy.variants import WIDEST
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
@@ -42,6 +43,7 @@ def by_any_way(
     problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np, kernels: bool | None = None
 ) -> Result:
     """Return the same where no call is too rare for it."""
+    problem = problem if kernels is False else traced(problem)
     out = problem.out
     if problem.keep is not None or problem.bias is not None or problem.stored or not copies_16(problem):
         problem = problem.aligned()

@@ -22,6 +22,7 @@ from sdpa_cupy.launch import by_any_way, by_rows, takes_kernels
 from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, fused, is_numbers
 from sdpa_cupy.pulls import unpulled
+from sdpa_cupy.tracing import traced
 from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.masks import Intervals
 from sdpa_ref.storage import Stored
@@ -84,6 +85,7 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
     launcher, captured = current(), capturing()
     result = attend(problem, want, launcher.arch, launcher)
     if result is None:
+        problem = traced(problem)
         reason = _uncapturable(problem, want, launcher.arch) if captured else None
         if reason is not None:
             raise RuntimeError(f"this call cannot be captured: {reason}")
