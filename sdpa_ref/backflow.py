@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_ref.arrays import Array
+from sdpa_ref.arrays import Array, kind, module_of
 from sdpa_ref.backend import Backend, Problem, Result, Sums
 from sdpa_ref.blocks import divided_by
 from sdpa_ref.floating_point import ieee
@@ -18,14 +18,14 @@ def flow_of(backend: Backend, problem: Problem, sums: Sums) -> Result:
     Its lse is that of the keys alone, -inf for a row that sees none, whatever a sink makes of it.
     """
     found = divided_by(backend, problem, sums, sums.z.dtype)
-    return found._replace(lse=np.where(sums.z == 0, np.asarray(-np.inf, found.lse.dtype), found.lse))
+    return found._replace(lse=np.where(sums.z == 0, found.lse.dtype.type(-np.inf), found.lse))
 
 
 @ieee
 def sink_gradient(sink: Array, flow: Result, grad: Array, grad_lse: Array | None) -> Array:
     """Return the gradient by the sink, float64 ``(Hq,)``, summed over rows: ``(*batch, Hq)``."""
     with np.errstate(all="ignore"):
-        logits = sink.astype(flow.m.dtype)[:, None]
+        logits = module_of(kind(flow.m)).asarray(sink.astype(flow.m.dtype))[:, None]
         inner = np.where(flow.lse == -np.inf, 0, (grad.astype(flow.m.dtype) * flow.output).sum(-1))
         share = np.where(flow.z == 0, 0, np.exp(logits - flow.m) / flow.z)
         change = share * ((0 if grad_lse is None else grad_lse) - inner)

@@ -4,18 +4,21 @@ CuPy is imported when the backend is first used or queried, never before, so tha
 """
 
 import os
+import sys
 from typing import Any
 
-from sdpa_ref.backend import Gradients, Problem, Result
+from sdpa_ref.backend import Gradients, Problem, Result, Sums
+from sdpa_ref.blocks import alone, divided, merged
 from sdpa_ref.storage import arrays_in
 
 from . import nvrtc
 from .ahead import details, warmup
 from .plan import fused
+from .tracing import traced
 
-__all__ = ["ARRAYS", "TASKS", "details", "forward", "unavailable", "unsupported", "vjp", "warmup"]
+__all__ = ["ARRAYS", "TASKS", "add", "details", "finish", "forward", "unavailable", "unsupported", "vjp", "warmup"]
 
-ARRAYS, TASKS = "cupy", frozenset({"details", "vjp", "warmup"})
+ARRAYS, TASKS = "cupy", frozenset({"add", "details", "vjp", "warmup"})
 OLDEST = 75
 _INSTALL = "pip install 'sdpa-ref[cupy13]' for CUDA 13, 'sdpa-ref[cupy12]' for CUDA 12"
 
@@ -34,37 +37,53 @@ def unavailable() -> str | None:
 
 def unsupported(problem: Problem) -> str | None:
     """Return why the backend cannot solve the problem, None where it can."""
-    import cupy
-
-    device = cupy.cuda.Device()
+    device = sys.modules["cupy"].cuda.Device()
     own = device.id
-    parts = arrays_in(problem.key) + arrays_in(problem.value) if problem.stored else (problem.key, problem.value)
-    arrays = (problem.query, *parts, problem.out, problem.keep, *problem.biases)
-    elsewhere = {array.device.id for array in arrays if array is not None and array.device.id != own}
-    if elsewhere:
-        return (
-            f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
-            f"bring them together, and call it in `with cupy.cuda.Device(...)`"
-        )
+    _, query, key, value, out = problem[:5]
+    arrays: tuple[Any, ...] = query, key, value, out
+    if not problem.plain:
+        parts = (*arrays_in(key), *arrays_in(value)) if problem.stored else (key, value)
+        arrays = (query, *parts, out, problem.keep, *problem.biases)
+    for array in arrays:
+        if array is not None and array.device.id != own:
+            elsewhere = {array.device.id for array in arrays if array is not None} - {own}
+            return (
+                f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
+                f"bring them together, and call it in `with cupy.cuda.Device(...)`"
+            )
     problem = problem._replace(blockwise=False) if problem.blockwise else problem
-    reason = fused(problem, frozenset(), int(device.compute_capability))
+    arch = int(device.compute_capability)
+    reason = fused(problem, frozenset(), arch)
     if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
-        return f"{reason}, and CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
+        reason = fused(traced(problem), frozenset(), arch)
+        accuracy = "CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
+        return reason and f"{reason}, and {accuracy}"
     return None
 
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse and weights, on the current device and stream."""
-    from .launch import cuda
+    from sdpa_cupy.launch.cuda import forward as launched  # which imports CuPy
 
-    return cuda.forward(problem, want)
+    return launched(problem, want)
 
 
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:
     """Return the gradients in canonical order, those of broadcast inputs not yet summed."""
-    from .launch import cuda
+    from sdpa_cupy.launch.cuda import vjp as launched
 
-    return cuda.vjp(problem, grad_output, grad_lse, result)
+    return launched(problem, grad_output, grad_lse, result)
+
+
+def add(problem: Problem, sums: Sums | None) -> Sums:
+    """Return the sums with the keys of a problem added."""
+    own = alone(sys.modules[__name__], problem, problem.acc_dtype)
+    return own if sums is None else merged(sums, own)
+
+
+def finish(problem: Problem, sums: Sums, want: frozenset[str]) -> Result:
+    """Return what the sums come to, with the sink of a problem that has no keys left."""
+    return divided(problem, sums)
 
 
 def _no_device(cupy: Any) -> str | None:

@@ -16,6 +16,7 @@ from .launch import Launcher, by_rows, takes_kernels
 from .launch import forward as launched
 from .pulls import pull, unpulled
 from .strips import ROWS
+from .tracing import traced
 
 WANT = frozenset({"output", "lse", "m", "z"})
 PAIRS_AT_ONCE = 2**19  # of a head, in a strip: of all heads, the others would have a say in the bits of each
@@ -28,7 +29,8 @@ def differentiate(
 ) -> Gradients:
     """Return the canonical gradients in the accumulation type, those of biases summed to their shapes.
 
-    Both passes are done by kernels, or both by whole arrays: scores of other bits have weights of another sum.
+    Both passes are done by kernels, or both by whole arrays: scores of other bits have weights of another sum. A row
+    whose `result` is that of more keys keeps it.
     """
 
     def forward(problem: Problem, want: frozenset[str]) -> Result:
@@ -38,9 +40,19 @@ def differentiate(
         return pull(by_rows(problem), flow, arch, launcher, xp)
 
     fused = unpulled(problem, arch) is None
-    result = result if fused or not takes_kernels(problem, WANT, arch) else None
+    if result is not None and not fused and takes_kernels(traced(problem), WANT, arch):
+        result = _of_these_scores(result, launched(problem, WANT, arch, launcher, xp, True), forward(problem, WANT), xp)
     by = by_kernels if fused else partial(array_gradients.pull, xp=xp)
     return gradients_of(problem, grad, grad_lse, result, forward, by, xp, fused)
+
+
+def _of_these_scores(result: Result, by_kernels: Result, by_arrays: Result, xp: Any) -> Result:
+    """Return the result, by arrays for those rows whose result is, bit by bit, that of the kernels for these keys."""
+    here = (result.m == by_kernels.m) & (result.z == by_kernels.z)
+    return Result(
+        xp.where(here[..., None], by_arrays.output, result.output), xp.where(here, by_arrays.lse, result.lse), None,
+        xp.where(here, by_arrays.m, result.m), xp.where(here, by_arrays.z, result.z),
+    )  # fmt: skip
 
 
 def gradients_of(

@@ -10,6 +10,7 @@ import numpy as np
 from sdpa_ref.masks import Band
 
 from .stored import STORAGE, Pages, parts_of
+from .tracing import CONSTANTS
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -37,6 +38,7 @@ PARAMETERS = np.dtype(
     + [("workspace", np.uint64), ("out_chunks", np.int64), ("sizes", np.int64, AXES)]
     + [(name, np.int64) for name in COUNTS]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor", "unit")]
+    + [("constants", np.float64, CONSTANTS)]
     + [(name, np.int64) for name in STORAGE]
 )  # fmt: skip
 """One element is the argument of every kernel, ``Parameters`` of ``kernels/parameters.h``; all fields have 8 bytes."""
@@ -45,7 +47,7 @@ FLOWS = {"grad": "hrc", "grad_lse": "hr", "d_query": "hrc", "d_key": "hrc", "d_v
 GRADIENT_PARAMETERS = np.dtype(PARAMETERS.descr + [(name, VIEW) for name in FLOWS])
 """The same with what kernels of gradients read and write beside it."""
 
-NUMBERS = struct.Struct(f"={AXES + len(COUNTS)}q4d{len(STORAGE)}q")
+NUMBERS = struct.Struct(f"={AXES + len(COUNTS)}q{4 + CONSTANTS}d{len(STORAGE)}q")
 
 
 def bound(

@@ -9,20 +9,24 @@ bits do not depend on the rest of the batch.
 """
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdpa_ref.backend import Form
 from sdpa_ref.masks import Band
 from sdpa_ref.storage import Stored
 
 from .parameters import AXES, NUMBERS, PARAMETERS, bound, in_chunks
 from .stored import DECODED, DENSE, STORAGE, TYPES, fields_of, is_served, storage_of, stored_parts
+from .tracing import CONSTANTS, Traced
 from .variants import (
     CHUNKS,
     FEW_ROWS,
     LARGEST,
     LOG2_E,
+    MOST_KERNELS,
     NO_KERNELS,
     PLAIN_COLUMNS,
     SHORTEST_CHUNK,
@@ -34,7 +38,7 @@ from .variants import (
     kernels_for,
 )
 
-__all__ = ["PARAMETERS", "Launch", "Plan", "bound", "copies_16", "fused", "make_plan"]
+__all__ = ["PARAMETERS", "Launch", "Plan", "bound", "copies_16", "cut", "fused", "make_plan", "on_grid", "unfit"]
 
 
 class Plan(NamedTuple):
@@ -67,67 +71,101 @@ def fused(problem: Any, want: frozenset[str], arch: int) -> str | None:
         Compute capability, 10 * major + minor.
     """
     form, L, S = problem.form, problem.query.shape[-2], problem.key.shape[-2]
-    blocks = problem.B * form.Hq * -(-L // 4) * (CHUNKS if L <= FEW_ROWS else 1)
+    stored = False
+    if not problem.plain:
+        if problem.blockwise:
+            return "mask or bias exist as rules only"
+        stored = problem.stored
+        if stored and not all(is_served(part, form.acc_dtype) for part in stored_parts(problem)):
+            return "scales or offsets of float64, or that serve heads or batch entries in runs"
+        if problem.key_positions is not None:
+            return "ALiBi goes by key_positions"
+        if problem.score_mod is not None and type(problem.score_mod) is not Traced:
+            return "score_mod is a Python function"
+    if reason := unfit(form, arch, stored):
+        return reason
+    blocks = math.prod(form.batch) * form.Hq * -(-L // 4) * (CHUNKS if L <= FEW_ROWS else 1)
+    if L > LARGEST or S > LARGEST or blocks > LARGEST:
+        return "the fused kernels count rows, keys and blocks in 31 bits"
+    return None
+
+
+@lru_cache(maxsize=MOST_KERNELS)
+def unfit(form: Form, arch: int, stored: bool) -> str | None:
+    """Return what of widths and leading axes the fused kernels cannot take, or None."""
     if arch < 75:
         return f"fused kernels need compute capability 7.5 or later, this device has {arch // 10}.{arch % 10}"
-    if problem.blockwise:
-        return "mask or bias exist as rules only"
-    if not all([is_served(part, form.acc_dtype) for part in stored_parts(problem)]):
-        return "scales or offsets of float64, or that serve heads or batch entries in runs"
-    if problem.key_positions is not None:
-        return "ALiBi goes by key_positions"
-    if problem.score_mod is not None:
-        return "score_mod is a Python function"
     if form.E > WIDEST or form.Ev > WIDEST:
         wide = f"E = {form.E} and Ev = {form.Ev}: the fused kernels go up to"
         if form.E > WIDEST_KEYS or form.Ev > WIDEST_KEYS:
             return f"{wide} {WIDEST_KEYS}"
-        if problem.stored or not fits(form._replace(Ev=min(form.Ev, WIDEST)), arch):
+        if stored or not fits(form._replace(Ev=min(form.Ev, WIDEST)), arch):
             return f"{wide} {WIDEST} for stored keys, and for this type on this device"
-    if len(form.batch) > AXES and problem.stored:
+    if len(form.batch) > AXES and stored:
         return f"{len(form.batch)} leading axes: the fused kernels go up to {AXES} for stored keys"
-    if L > LARGEST or S > LARGEST or blocks > LARGEST:
-        return "the fused kernels count rows, keys and blocks in 31 bits"
     return None
+
+
+def cut(form: Form, L: int, S: int) -> tuple[int, int, int, int]:
+    """Return how the work of so many rows and keys is cut up.
+
+    Returns
+    -------
+    fold : int
+        Heads whose rows share tiles: 1 or the group.
+    chunks, chunk : int
+        How many blocks share the keys of a head, and how many keys each has.
+    most : int
+        A bound of the rows of such heads: fewer rows take fewer warps.
+    """
+    if L > FEW_ROWS:
+        return 1, 1, S, LARGEST
+    fold, chunk, chunks = form.Hq // form.Hkv if form.Hkv else 1, S, 1
+    if S > 2 * SHORTEST_CHUNK:
+        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
+        chunk += -chunk % PLAIN_COLUMNS
+        chunks = -(-S // chunk)
+    rows = fold * L
+    return fold, chunks, chunk, (16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else LARGEST)
 
 
 def make_plan(problem: Any, want: frozenset[str], arch: int) -> Plan:
     """Return the plan for a problem that `fused` has no objection to; arguments as there."""
     p, form = problem, problem.form
     L, S, B = p.query.shape[-2], p.key.shape[-2], math.prod(form.batch)
-    group = form.Hq // form.Hkv if form.Hkv else 1
-    few = L <= FEW_ROWS
-    fold, chunk = group if few else 1, S
-    if few and S > 2 * SHORTEST_CHUNK:
-        chunk = max(SHORTEST_CHUNK, -(-S // CHUNKS))
-        chunk += -chunk % PLAIN_COLUMNS
-    chunks, count, rows = max(1, -(-S // max(1, chunk))), B * form.Hq * L, fold * L
+    fold, chunks, chunk, block = cut(form, L, S)
+    count, rows = B * form.Hq * L, fold * L
     stored = storage_of(p) if p.stored else DENSE
-    block = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else LARGEST  # fewer rows take fewer warps
     kernels = kernels_for(form, arch, block, chunks > 1, options_of(p), want,
                           stored != DECODED and copies_16(p), stored) if count else NO_KERNELS  # fmt: skip
     tiles = -(-rows // kernels.rows)
-    tasks, by_row = B * (form.Hq // fold if fold else 0) * tiles * chunks, -(-count // 4)
-    launches = tuple([
-        Launch(each.kernel, each.source, each.defines, (tasks if each.source in _BY_TASKS else by_row, 1, 1),
-               each.threads, each.shared)
-        for each in kernels.launches
-    ])  # fmt: skip
+    tasks = B * (form.Hq // fold if fold else 0) * tiles * chunks
+    launches = tuple([on_grid(launch, tasks, count) for launch in kernels.launches])
     numbers = numbers_of(p, fold, tiles, chunks, chunk, LOG2_E if kernels.general else 1.0)
     split = count and chunks > 1 and want & _BY_CHUNKS
     workspace = count * chunks * (form.Ev + 2) * form.acc_dtype.itemsize if split else 0
     return Plan(launches, workspace, numbers)
 
 
+def on_grid(launch: Launch, tasks: int, rows: int) -> Launch:
+    """Return the launch for so many tiles of rows and chunks of keys, and so many rows of all heads."""
+    name, source, defines, _, threads, shared = launch
+    blocks = tasks if source in _BY_TASKS else -(-rows // 4)
+    placed: Launch = tuple.__new__(Launch, (name, source, defines, (blocks, 1, 1), threads, shared))
+    return placed
+
+
 def numbers_of(p: Any, fold: int, tiles: int, chunks: int, chunk: int, unit: float) -> bytes:
     """Return the parameter block behind the arrays; how the work is cut as in ``Parameters``."""
     form, dropout, L, S = p.form, p.dropout, p.query.shape[-2], p.key.shape[-2]
     threshold, seed, factor = (0, 0, 1.0) if dropout is None else (dropout.threshold, dropout.seed, dropout.factor)
+    constants = p.score_mod.constants if type(p.score_mod) is Traced else ()
     return NUMBERS.pack(
         *form.batch, *_NO_SIZES[len(form.batch) :], len(form.batch), math.prod(form.batch), form.Hq, form.Hkv, L, S,
         form.E, form.Ev, form.Hq // form.Hkv if form.Hkv else 1, p.first_row, p.first_key, p.first_head, p.first_entry,
         fold, tiles, chunks, chunk, threshold, seed & 0xFFFFFFFF, seed >> 32, p.offset if type(p.offset) is int else 0,
         *((1, *p.visible) if is_numbers(p.visible) else _NO_BAND), p.scale, p.softcap or 0.0, factor, unit,
+        *constants, *_NO_CONSTANTS[len(constants) :],
         *(fields_of(p.key) + fields_of(p.value) if p.stored else _NOT_STORED),
     )  # fmt: skip
 
@@ -155,17 +193,19 @@ def host_address(array: Any) -> int:
 def options_of(problem: Any) -> Options:
     """Return what scores need more than their scale."""
     p = problem
-    least, most = _SCALES[p.form.acc_dtype.itemsize]
+    least, most = PLAIN_SCALES[p.form.acc_dtype.itemsize]
     softcap, bias, dropout = p.softcap is not None, p.bias is not None, p.dropout is not None
-    if not (softcap or bias or dropout or p.keep is not None or p.slopes is not None) and least < p.scale < most:
+    mod = p.score_mod.text if type(p.score_mod) is Traced else ""
+    if not (softcap or bias or dropout or mod or p.keep is not None or p.slopes is not None) and least < p.scale < most:
         return _PLAIN
-    return Options(True, int(softcap), TYPES[p.bias.dtype.name] if bias else -1, int(dropout))
+    return Options(True, int(softcap), TYPES[p.bias.dtype.name] if bias else -1, int(dropout), mod)
 
 
 _PLAIN = Options()
 _LIMITS = (np.finfo(np.float32), np.finfo(np.float64))
-_SCALES = {limits.dtype.itemsize: (float(limits.tiny) / LOG2_E, float(limits.max) / 2) for limits in _LIMITS}
+PLAIN_SCALES = {limits.dtype.itemsize: (float(limits.tiny) / LOG2_E, float(limits.max) / 2) for limits in _LIMITS}
 _NO_BAND = (0,) * (1 + len(Band._fields))
+_NO_CONSTANTS = (0.0,) * CONSTANTS
 _NO_SIZES, _NOT_STORED = (0,) * AXES, (0,) * len(STORAGE)
 _BY_CHUNKS = frozenset({"output", "lse"})  # results whose keys several blocks may share
 _BY_TASKS = ("attend.cu", "plain.cu")  # kernels whose blocks are tiles of rows and chunks of keys

@@ -62,6 +62,8 @@ class Pulls(NamedTuple):
 def unpulled(problem: Problem, arch: int) -> str | None:
     """Return why the kernels cannot compute the gradients of a problem, or None where they can."""
     p = problem._replace(blockwise=False)
+    if p.score_mod is not None:
+        return "score_mod is differentiated by its own function"
     if reason := fused(p, frozenset(), arch):
         return reason
     if len(p.batch) > AXES:

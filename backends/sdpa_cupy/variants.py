@@ -81,12 +81,15 @@ class Options(NamedTuple):
         Whether there is such, 0 or 1.
     bias : int
         The type of a bias array by its place in TYPES, -1 without one.
+    mod : str
+        What a traced `score_mod` does, empty without one.
     """
 
     general: bool = False
     softcap: int = 0
     bias: int = -1
     dropout: int = 0
+    mod: str = ""
 
 
 @lru_cache(maxsize=MOST_KERNELS)
@@ -104,6 +107,7 @@ def kernels_for(
     defines = (("ELEMENT", TYPES[form.dtype.name]), ("TURING", int(arch < 80)))
     lie = (
         ("STORED", stored), ("SOFTCAP", options.softcap), ("BIAS", options.bias), ("DROPOUT", options.dropout),
+        *((("SCORE_MOD", options.mod),) if options.mod else ()),
     )  # fmt: skip
     if want & {"output", "lse"}:
         if by_matrices:

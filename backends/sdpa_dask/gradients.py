@@ -27,6 +27,7 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
     graph, ends = states(cuts)
     graph |= results(cuts, ends, wide=True)
     name = f"{cuts.token}-{'-'.join(x.name for x in grads)}"
+    nothing = np.zeros_like, problem.query._meta, acc, "C", True  # of the kind of the chunks
     by_row: dict[Any, dict[int, Any]] = {}
     by_key: dict[Any, dict[int, Any]] = {}
     by_bias: list[dict[Any, dict[int, Any]]] = [{} for _ in problem.biases]
@@ -52,7 +53,7 @@ def vjp(cuts: Cuts, grad_output: Any, grad_lse: Any) -> Gradients:
             target, found = (title, *place, *(0,) * trailing), nodes.get(place, {})
             shape = tuple(c[n] for c, n in zip(chunks, (*place, *(0,) * trailing), strict=True))
             last = tree(layer, f"sdpa-{to}-sum-{name}", place, _split(layer, title, place, found, part), (added,))
-            layer[target] = (np.zeros, shape, acc) if last is None else (tasks.pick, [last], 0, acc)
+            layer[target] = (*nothing, shape) if last is None else (tasks.pick, [last], 0, acc)
         return array(cuts, graph | layer, title, chunks, acc, grads)
 
     key_heads = tuple(n // problem.group for n in cuts.heads)
@@ -103,6 +104,7 @@ def _sink(cuts: Cuts, graph: Graph, name: str, grads: list[da.Array]) -> Any:
     if cuts.problem.sink is None:
         return None
     layer: Graph = {}
+    nothing = np.zeros_like, cuts.problem.query._meta, np.float64, "C", True  # of the kind of the chunks
     by_head: dict[int, list[Any]] = {n: [] for n in range(len(cuts.heads))}
     for index, _ in cuts.blocks():
         flow, row = (f"sdpa-flow-{cuts.token}", *index), (f"sdpa-rows-{cuts.token}", *index)
@@ -111,7 +113,7 @@ def _sink(cuts: Cuts, graph: Graph, name: str, grads: list[da.Array]) -> Any:
         layer[node] = tasks.sink, flow, row, (grads[0].name, *index, 0), more
         by_head[index[-2]].append(node)
     for h, nodes in by_head.items():
-        layer[(f"sdpa-dsink-{name}", h)] = (added, *nodes) if nodes else (np.zeros, (cuts.heads[h],))
+        layer[(f"sdpa-dsink-{name}", h)] = (added, *nodes) if nodes else (*nothing, (cuts.heads[h],))
     return array(cuts, graph | layer, f"sdpa-dsink-{name}", (cuts.heads,), cuts.problem.acc_dtype, grads)
 
 

@@ -1,6 +1,7 @@
 """Errors of arguments other than masks: each check returns the canonical form or raises an error with the remedy."""
 
 import sys
+from operator import mul
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,18 +167,19 @@ def one_kind(arrays: dict[str, Array]) -> None:
         raise TypeError(f"all arrays must be of one kind, nothing is moved between host and device: {got}")
 
 
-def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: list[Array]) -> None:
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: tuple[Array, ...]) -> None:
     """Raise the error of an `out` that cannot receive the result."""
     module = module_of(kind(used[0]))
     if type(out) is not module.ndarray and (not isinstance(out, module.ndarray) or isinstance(out, np.ma.MaskedArray)):
         raise TypeError(f"out must be a {module.__name__} array, got {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
-    if not getattr(out.flags, "writeable", True):
+    flags = out.flags
+    if module is np and not flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
-    if out.size and not out.flags.c_contiguous and _overlaps_itself(out):
+    if not flags.c_contiguous and out.size and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
-    for array in used:
+    for array in used if module is np else _near(out, used, flags.c_contiguous):
         if _overlap(out, array):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
 
@@ -195,7 +197,7 @@ def _overlaps_itself(array: Array) -> bool:
 def _overlap(a: Array, b: Array) -> bool:
     """Return whether two arrays share memory, or may do so as far as a short search finds."""
     if type(a) is not np.ndarray or type(b) is not np.ndarray:
-        if (type(a) is not type(b) and kind(a) != kind(b)) or _far_apart(a, b):
+        if type(a) is not type(b) and kind(a) != kind(b):
             return False
         a, b = _addresses(a), _addresses(b)
     try:
@@ -204,12 +206,26 @@ def _overlap(a: Array, b: Array) -> bool:
         return True
 
 
-def _far_apart(a: Array, b: Array) -> bool:
-    """Return whether two CuPy arrays, of which each lies in one piece, have no byte in common."""
-    if kind(a) != "cupy" or not a.flags.c_contiguous or not b.flags.c_contiguous:
-        return False
-    first, second = a.data.ptr, b.data.ptr
-    return bool(first + a.nbytes <= second or second + b.nbytes <= first)
+def _near(out: Array, used: tuple[Array, ...], whole: bool) -> list[Array]:
+    """Return which arrays may share memory with a CuPy array, as far as bounds tell; `whole`: it lies in one piece."""
+    if not whole and min(out.strides) < 0:
+        return list(used)
+    low, near = out.data.ptr, []
+    high = low + (out.nbytes if whole else _reach(out))
+    for array in used:
+        if type(array) is type(out) and min(array.strides, default=0) >= 0:
+            first = array.data.ptr
+            if first >= high or first + _reach(array) <= low:
+                continue
+        near.append(array)
+    return near
+
+
+def _reach(array: Array) -> int:
+    """Return how many bytes an array has from its first number on to the end of its last one."""
+    strides = array.strides
+    reach: int = sum(map(mul, array.shape, strides)) - sum(strides) + array.itemsize
+    return reach
 
 
 def _addresses(array: Array) -> Array:

@@ -80,9 +80,13 @@ def pose(
             q = np.broadcast_to(q, (*form.batch, *q.shape[-3:]))
 
     plain = mask is None and bias is None and sink is None and scale is None and softcap is None
-    plain = plain and query_offset is None and score_mod is None and dropout is None and out is None
+    plain = plain and query_offset is None and score_mod is None and dropout is None
     if plain and key_positions is None and not stored:
-        place = _new_output(form, L, headless or layout == "HLE") if output else None
+        place = None  # where the backend puts the output
+        if out is not None:
+            place, caller = _given(out, output, (query, key, value), (), arrays, layout, L, S)
+        elif output:
+            place = _new_output(form, L, headless or layout == "HLE")
         plain_problem: Problem = tuple.__new__(Problem, (form, q, k, v, place, own_scale) + _NO_OPTIONS)  # noqa: RUF005  # a list first
         return plain_problem, caller
 
@@ -113,13 +117,11 @@ def pose(
             raise TypeError(f"dropout must be a Dropout(p, seed), got {type(dropout).__name__}")
         dropout = None if dropout.p == 0 else dropout
 
-    place = None  # where the backend puts the output
+    place = None
     if out is not None:
-        if form.kind == "dask":
-            raise ValueError("out must be None with Dask arrays, which are computed later: use dask.array.store")
-        _check_out(out, (query, key, value), mask, bias, sink, arrays, layout, L, S)
-        place = checks.heads_first(out, layout) if output else None
-        caller = Caller(layout, headless, out)
+        masked = mask if seen.boolean or seen.rules else None  # anything else has no array of the caller's
+        more = _arrays_among(masked, bias, sink)
+        place, caller = _given(out, output, (query, key, value), more, arrays, layout, L, S)
     elif output:
         place = _new_output(form, L, headless or layout == "HLE")
     visible, keep, offset, positions, rules, grid, _ = seen
@@ -275,21 +277,31 @@ def _seen(
     return seen
 
 
-def _check_out(
-    out: Any, inputs: tuple[Any, ...], mask: Mask | None, bias: Any, sink: Any, arrays: Arrays, layout: str, L: int,
+def _given(
+    out: Any, output: bool, inputs: tuple[Any, ...], more: tuple[Array, ...], arrays: Arrays, layout: str, L: int,
     S: int,
-) -> None:  # fmt: skip
-    """Raise the error of an `out` that cannot receive the result."""
-    form = arrays.form
-    rows = (form.Hq, L) if layout == "HLE" or arrays.headless else (L, form.Hq)
-    shape = (*form.batch, *rows, form.Ev) if inputs[2] is not None else (*form.batch, form.Hq, L, S)
-    used = [] if inputs[2] is None else [inputs[2]]
-    used += inputs[:2]
-    if any(type(array) is Stored for array in used):
+) -> tuple[Array, Caller]:  # fmt: skip
+    """Return where a backend puts an output that is wanted and what returns `out`, or raise the error of a wrong one.
+
+    It must share no memory with the inputs, and with `more`.
+    """
+    form, headless = arrays.form, arrays.headless
+    if form.kind == "dask":
+        raise ValueError("out must be None with Dask arrays, which are computed later: use dask.array.store")
+    query, key, value = inputs
+    Hq, Ev = form.Hq, form.Ev
+    rows = (L,) if headless else (Hq, L) if layout == "HLE" or value is None else (L, Hq)
+    used = (query, key, *more) if value is None else (query, key, value, *more)
+    if type(key) is Stored or type(value) is Stored:
         tables = [array.table for array in used if type(array) is Stored and array.table is not None]
-        used = [part for array in used for part in arrays_in(array)] + tables
-    if bias is not None or sink is not None:
-        parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
-        used += [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
-    used += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []
-    checks.check_out(out, shape[-2:] if arrays.headless else shape, form.dtype, used)
+        used = (*(part for array in used for part in arrays_in(array)), *tables)
+    checks.check_out(out, (*form.batch, *rows, S if value is None else Ev), form.dtype, used)
+    return checks.heads_first(out, layout) if output else None, tuple.__new__(Caller, (layout, headless, out))
+
+
+def _arrays_among(mask: Mask | None, bias: Any, sink: Any) -> tuple[Array, ...]:
+    """Return the arrays of mask, bias and sink."""
+    parts = (*(bias if isinstance(bias, tuple) else (bias,)), sink)
+    more = [as_array("bias", part) for part in parts if part is not None and not isinstance(part, ALiBi)]
+    more += [part.array for part in leaves(mask) if isinstance(part, BooleanArray)] if mask is not None else []
+    return tuple(more)

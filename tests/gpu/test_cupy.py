@@ -109,7 +109,7 @@ def test_arrays_of_another_device_are_refused(machine):
 
 def test_device_and_environment_are_asked_for_in_every_call(machine, launches, monkeypatch):
     cupy = machine()
-    arrays, odd = device.moved(qkv()), {"score_mod": lambda s, b, h, i, j: s}
+    arrays, odd = device.moved(qkv()), {"score_mod": lambda s, b, h, i, j: s.copy()}
     for _ in range(2):
         cupy.device.id = 0
         monkeypatch.setenv("CUPY_TF32", "0")
@@ -127,8 +127,15 @@ def test_products_of_tf32_are_refused_for_float32(machine, monkeypatch):
     machine()
     monkeypatch.setenv("CUPY_TF32", "1")
     with pytest.raises(NotImplementedError, match=r"score_mod is a Python function.*CUPY_TF32"):
-        sr.sdpa(*device.moved(qkv()), score_mod=lambda s, b, h, i, j: s, backend="cupy")
-    sr.sdpa(*device.moved(qkv(dtype=np.float16)), score_mod=lambda s, b, h, i, j: s, backend="cupy")
+        sr.sdpa(*device.moved(qkv()), score_mod=lambda s, b, h, i, j: s.copy(), backend="cupy")
+    sr.sdpa(*device.moved(qkv(dtype=np.float16)), score_mod=lambda s, b, h, i, j: s.copy(), backend="cupy")
+
+
+def test_a_traced_function_needs_no_products_of_cupy(machine, monkeypatch, launches):
+    machine()
+    monkeypatch.setenv("CUPY_TF32", "1")
+    sr.sdpa(*device.moved(qkv()), score_mod=lambda s, b, h, i, j: s - 0.1 * abs(i - j), backend="cupy")
+    assert launches
 
 
 def test_out_must_not_lie_in_an_input(machine, launches):
@@ -175,6 +182,7 @@ def test_the_laws_hold_on_the_stand_in_where_arrays_do_the_work(machine, monkeyp
     machine()
     for module in ("launch", "pulls"):
         monkeypatch.setattr(f"sdpa_cupy.{module}.fused", lambda problem, want, arch: "a test wants it so")
+    monkeypatch.setattr("sdpa_cupy.calls.kind_of", lambda *what: None)
     run = check(resolve("cupy"), rounds=1, seconds=0)
     assert [f"{o.law.name}: {o.failure.message}" for o in run.failures] == []
     assert run.passed

@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,21 +103,34 @@ def test_a_call_in_a_loop_does_little_in_python(machine, launches):
     assert len(calls) < 90
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, 135), ({"mask": sr.Causal()}, 170)])
-def test_a_step_of_decoding_does_little_in_python(machine, launches, options, most):
-    """What a whole call costs, whatever its offset, counted as calls of functions: about fifty microseconds."""
+@pytest.mark.parametrize("S", [400, 4000])
+@pytest.mark.parametrize(
+    ("options", "given", "most"),
+    [({}, True, 30), ({}, False, 30), ({"mask": sr.Causal()}, True, 42), ({"mask": sr.Causal()}, False, 40)],
+)
+def test_a_step_of_decoding_does_little_in_python(machine, launches, options, given, most, S):
+    """What a whole call costs, whatever its length and offset, counted as calls of the two packages' functions."""
     machine(arch=90)
-    q, k, v = device.moved(qkv(L=1, S=400, E=128, Ev=128, Hq=8, dtype=np.float16))
+    q, k, v = device.moved(qkv(L=1, S=S, E=128, Ev=128, Hq=8, dtype=np.float16))
     out, calls = strict_cupy.asarray(np.zeros((2, 8, 1, 128), np.float16)), []
-    offsets = ({"query_offset": n} if options else {} for n in (300, 301))
-    sr.sdpa(q, k, v, out=out, **options, **next(offsets))
-    last = next(offsets)
-    sys.setprofile(lambda frame, event, what: calls.append(event) if event == "call" else None)
-    try:
-        sr.sdpa(q, k, v, out=out, **options, **last)
-    finally:
-        sys.setprofile(None)
-    assert len(calls) < most
+    given = {"out": out} if given else {}
+    steps = iter([(n, {"query_offset": n} if options else {}) for n in (S - 3, S - 2)])
+
+    def step():
+        n, offset = next(steps)
+        keys, values = k[..., : n + 1, :], v[..., : n + 1, :]
+        sys.setprofile(lambda frame, event, what: calls.append(frame.f_code.co_filename) if event == "call" else None)
+        try:
+            sr.sdpa(q, keys, values, **given, **options, **offset)
+        finally:
+            sys.setprofile(None)
+
+    step()
+    calls.clear()
+    step()
+    packages = tuple(str(Path(each.__file__).parent) for each in (sr, sdpa_cupy))
+    own = [file for file in calls if file.startswith(packages)]
+    assert 0 < len(own) <= most + 8 * (S > 512)  # a second kernel, and memory for both
 
 
 def test_each_device_loads_its_own_kernels(machine, launches):

@@ -190,7 +190,7 @@ def test_gradients_of_scores_beyond_the_range_of_half(machine, by_fibers):
     assert_right(gradients, (q, k, v), grad, **options)
 
 
-def test_functions_of_scores_and_wide_heads_take_whole_arrays(machine, launches):
+def test_functions_of_scores_and_wide_heads_take_whole_arrays(machine, by_fibers):
     machine()
 
     def f(s, b, h, i, j):

@@ -147,7 +147,7 @@ KERNEL(attend, 32 * WARPS) {
         if (seen) {
             if (GENERAL) {
                 for_each_score(own, j, [&](int rt, int n, int x, const Row& row, int key) {
-                    s[rt][n][x] = adjusted(p, change, row, key, s[rt][n][x]);
+                    s[rt][n][x] = adjusted(p, change, task.b, row, key, s[rt][n][x]);
                 });
             } else if (!complete(warp, j, j + KEYS)) {
                 for_each_score(own, j, [&](int rt, int n, int x, const Row& row, int key) {

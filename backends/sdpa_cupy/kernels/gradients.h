@@ -20,7 +20,7 @@ typedef Number Scores[ROW_TILES][KEYS / 8][4];
 // gradient by `scale * s`. Returns the gradient by the bias. A key that the row drops has none, whatever lies there.
 DEVICE Number pull(const Parameters& p, const Change& change, u32 b, const Row& row, const Flow& flow, int j, Number& s,
                    Number& dp) {
-    Number score = adjusted(p, change, row, j, s), slope = 1;
+    Number score = adjusted(p, change, 0, row, j, s), slope = 1;
     if (flow.factor == 0 || score == -infinity()) return s = dp = 0;
     if (SOFTCAP) {
         Number t = hyperbolic_tangent(s * change.scale * change.shrink);

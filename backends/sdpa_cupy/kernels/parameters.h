@@ -3,6 +3,7 @@
 #include "hardware.h"
 
 constexpr int AXES = 8;  // leading axes, at most
+constexpr int CONSTANTS = 24;  // of the user's function, at most
 
 struct View {  // an array that broadcasts to (*batch, heads, rows, columns); strides in bytes, data null where absent
     char* data;
@@ -47,6 +48,7 @@ struct Parameters {
     Band band;
     double scale, softcap, dropout_factor;  // dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2
+    double constants[CONSTANTS];           // of the user's function, see score_mod.h
     Storage key_storage, value_storage;    // where they are not dense
 #ifdef GRADIENTS
     View grad, grad_lse;        // what flows in: heads Hq, rows L, columns Ev; numbers (*batch, Hq, L)

@@ -63,7 +63,7 @@ KERNEL(attend_plainly, 32 * WARPS) {
         barrier();
         u32 kept = kept_of_calls(p, task.b, own[lane % 4], (u32)(j + lane) / 4);  // a row a call
         UNROLL for (int r = 0; r < WARP_ROWS; r++) {
-            s[r] = adjusted(p, change, own[r], j + lane, s[r]);
+            s[r] = adjusted(p, change, task.b, own[r], j + lane, s[r]);
             Number top = s[r];
             UNROLL for (int mask = 1; mask < 32; mask *= 2) top = maximum(top, shuffle_xor(top, mask));
             top = maximum(top, m[r]);

@@ -45,7 +45,7 @@ DEVICE void repair(const Parameters& p, const Table& table) {
                 if (!row.real || row.m == -infinity() || !keeps(p, row, j)) continue;
                 const char* query = task.query + row.h * p.query.head + row.i * p.query.row;
                 Number s = dot(p, query, task.key, j);
-                Number weight = power_of_2((adjusted(p, change, row, j, s) - row.m) * (Number)LOG2_E);
+                Number weight = power_of_2((adjusted(p, change, task.b, row, j, s) - row.m) * (Number)LOG2_E);
                 if (!keeps_weight(p, task.b, row, j)) weight = 0;
                 if (p.chunks > 1) {
                     Number& sum = state(p, task.b, row.h, row.i, task.chunk)[2 + d];

@@ -3,6 +3,7 @@
 #pragma once
 #include "philox.h"
 #include "rows.h"
+#include "score_mod.h"
 
 struct Change {  // of a score, in the type of its sums
     Number scale, cap, shrink;
@@ -22,8 +23,8 @@ DEVICE bool keeps(const Parameters& p, const Row& row, int j) {
     return inside(row, j) && (!row.dense || row.dense[j * p.dense.column]) && bias_at(p, row, j) != -infinity();
 }
 
-// Returns scale * s after softcap, bias and ALiBi, or -inf where the row drops the key.
-DEVICE Number adjusted(const Parameters& p, const Change& change, const Row& row, int j, Number s) {
+// Returns scale * s after softcap, bias, ALiBi and the user's function, or -inf where the row drops the key.
+DEVICE Number adjusted(const Parameters& p, const Change& change, u32 b, const Row& row, int j, Number s) {
     if (!inside(row, j) || (row.dense && !row.dense[j * p.dense.column])) return -infinity();
     Number bias = bias_at(p, row, j);
     if (bias == -infinity()) return -infinity();
@@ -37,7 +38,7 @@ DEVICE Number adjusted(const Parameters& p, const Change& change, const Row& row
         i64 distance = row.position - j;
         s -= row.slope * (Number)(distance < 0 ? -distance : distance);
     }
-    return s;
+    return modified(p, s, p.first_entry + b, p.first_head + row.h, p.first_row + row.i, p.first_key + j);
 }
 
 // Returns the random words of four keys, j / 4 of which is `quad`; dropout keeps those of the threshold and more.

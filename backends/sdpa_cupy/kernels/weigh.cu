@@ -15,7 +15,7 @@ KERNEL(weigh, 32 * WARPS) {
     const char* query = place(p, p.query, b, h, row.i);
     Side key = side_of(p, p.key, b, h / (int)p.group);
     const Change change = change_of(p);
-    auto score = [&](int j) { return adjusted(p, change, row, j, inside(row, j) ? dot(p, query, key, j) : 0); };
+    auto score = [&](int j) { return adjusted(p, change, b, row, j, inside(row, j) ? dot(p, query, key, j) : 0); };
     auto exponential = [&](Number x) { return power_of_2(x * (Number)LOG2_E); };
 
     Number m = -infinity(), z = 0;

@@ -4,11 +4,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sdpa_cupy import arrays
+from sdpa_cupy import arrays, calls
 from sdpa_cupy.folding import folded
 from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
 from sdpa_cupy.strips import in_strips, new_result
+from sdpa_cupy.tracing import traced
 from sdpa_cupy.variants import WIDEST
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
@@ -35,6 +36,14 @@ def forward(
 
     `kernels` is what `takes_kernels` says, where that is known.
     """
+    return calls.attend(problem, want, arch, launcher) or by_any_way(problem, want, arch, launcher, xp, kernels)
+
+
+def by_any_way(
+    problem: Problem, want: frozenset[str], arch: int, launcher: Launcher, xp: Any = np, kernels: bool | None = None
+) -> Result:
+    """Return the same where no call is too rare for it."""
+    problem = problem if kernels is False else traced(problem)
     out = problem.out
     if problem.keep is not None or problem.bias is not None or problem.stored or not copies_16(problem):
         problem = problem.aligned()

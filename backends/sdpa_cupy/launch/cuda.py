@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from sdpa_cupy.calls import attend
 from sdpa_cupy.compile import compiled
 from sdpa_cupy.gradients import differentiate
-from sdpa_cupy.launch import by_rows, takes_kernels
-from sdpa_cupy.launch import forward as launched
+from sdpa_cupy.launch import by_any_way, by_rows, takes_kernels
 from sdpa_cupy.parameters import AXES
 from sdpa_cupy.plan import Launch, fused, is_numbers
 from sdpa_cupy.pulls import unpulled
+from sdpa_cupy.tracing import traced
 from sdpa_ref.backend import Gradients, Problem, Result
 from sdpa_ref.masks import Intervals
 from sdpa_ref.storage import Stored
@@ -54,10 +55,9 @@ class Cuda(NamedTuple):
             What the driver says, with the launch.
         """
         try:
-            kernel = _kernel(self.device, self.arch, launch.source, launch.defines, launch.kernel)
-            if launch.shared > kernel.max_dynamic_shared_size_bytes:
-                kernel.max_dynamic_shared_size_bytes = launch.shared
-            kernel(launch.grid, (launch.threads,), (parameters,), shared_mem=launch.shared)
+            name, source, defines, grid, threads, shared = launch
+            kernel = _kernel_of(self.device, self.arch, source, defines, name, shared)
+            kernel(grid, (threads,), (parameters,), shared_mem=shared)
         except RuntimeError as error:
             error.add_note(f"at {launch} on device {self.device} of compute capability {self.arch / 10}")
             raise
@@ -83,12 +83,15 @@ def forward(problem: Problem, want: frozenset[str]) -> Result:
         In the capture of a graph: for a problem that needs the host, and for what has not run before.
     """
     launcher, captured = current(), capturing()
-    reason = _uncapturable(problem, want, launcher.arch) if captured else None
-    if reason is not None:
-        raise RuntimeError(f"this call cannot be captured: {reason}")
-    kernels = takes_kernels(problem, want, launcher.arch)
-    problem = on_device(problem, kernels)
-    result = launched(problem, want, launcher.arch, launcher, cupy, kernels)
+    result = attend(problem, want, launcher.arch, launcher)
+    if result is None:
+        problem = traced(problem)
+        reason = _uncapturable(problem, want, launcher.arch) if captured else None
+        if reason is not None:
+            raise RuntimeError(f"this call cannot be captured: {reason}")
+        kernels = takes_kernels(problem, want, launcher.arch)
+        problem = on_device(problem, kernels)
+        result = by_any_way(problem, want, launcher.arch, launcher, cupy, kernels)
     if captured:
         _captured.append((problem, result))
     return result
@@ -112,7 +115,12 @@ def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None
 def current() -> Cuda:
     """Return the launcher for the current device."""
     device = cupy.cuda.Device()
-    return Cuda(device.id, int(device.compute_capability))
+    return _launcher(device.id, device.compute_capability)
+
+
+@cache
+def _launcher(device: int, capability: str) -> Cuda:
+    return Cuda(device, int(capability))
 
 
 def capturing() -> bool:
@@ -178,6 +186,17 @@ def _constant(place: tuple[int, int], shape: tuple[int, ...], dtype: str, number
 def _place() -> tuple[int, int]:
     """Return device and stream, in whose order memory is used again."""
     return cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
+
+
+@cache
+def _kernel_of(
+    device: int, arch: int, source: str, defines: tuple[tuple[str, Any], ...], name: str, shared: int
+) -> Any:
+    """Return a kernel that is loaded on the current device, and may have so many bytes of shared memory."""
+    kernel = _kernel(device, arch, source, defines, name)
+    if shared > kernel.max_dynamic_shared_size_bytes:
+        kernel.max_dynamic_shared_size_bytes = shared
+    return kernel
 
 
 @cache

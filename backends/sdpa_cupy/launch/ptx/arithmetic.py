@@ -43,6 +43,17 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isfinite(exact), exact, total)
 
 
+def _fma_down(a: Array, b: Array, c: Array) -> Array:
+    """Return a * b + c of float32 rounded down, once."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # which is exact
+    total = product + c
+    virtual = total - product
+    rest = (product - (total - virtual)) + (c - virtual)
+    near = total.astype(np.float32)
+    above = (near > total) | ((near == total) & (rest < 0))
+    return np.where(above, np.nextafter(near, np.float32(-np.inf)), near)
+
+
 def _halves(x: Array) -> tuple[Array, Array]:
     """Return float64 numbers as sums of two with half of the bits each."""
     scaled = x * 134217729.0  # 2**27 + 1
@@ -182,6 +193,7 @@ OPERATIONS: dict[str, Operation] = {
     "mad": Operation(_fma, "ttt"),
     "fma": Operation(_fma, "ttt"),
     "fma.sat": Operation(_saturated(_fma), "ttt"),
+    "fma.rm": Operation(_fma_down, "ttt"),
     "div": Operation(_divide, "tt"),
     "div.full": Operation(np.true_divide, "tt"),
     "rem": Operation(_remainder, "tt"),
