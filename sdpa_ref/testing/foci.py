@@ -177,7 +177,8 @@ def fresh(rng: np.random.Generator, claims: Capabilities) -> Words:
     if rng.random() < 0.6:
         return small(rng, claims)
     L = 1 if rng.random() < 0.7 else int(rng.integers(1, 5))
-    return {"L": L, "S": 1, "E": 4, "Ev": 4, "heads": (2, 2), "memory": "plain"}
+    E, heads = int(rng.choice((1, 4, 8))), int(rng.integers(1, 3))
+    return {"L": L, "S": 1, "E": E, "Ev": E, "heads": (heads, heads), "memory": "plain"}
 
 
 def square(rng: np.random.Generator, claims: Capabilities) -> Words:
