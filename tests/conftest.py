@@ -21,6 +21,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what is to run in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or Ctrl-C could not be tested, here and in children
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # in the workers that xdist starts: they share the processors
+
 STAND_INS = {"broken", "picky", "missing", "loopback"}  # they exist to fail, or to prove the way to a backend
 OTHER_ARRAYS = {"cupy", "dask"}
 ON_REQUEST = {"arrays", "fibers"}  # by SDPA_TEST_REQUIRE; tests/gpu holds all of these to the laws

@@ -11,6 +11,7 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
+import dropped
 import llvmlite.binding as llvm
 import numba
 from machine_code import loops
@@ -19,7 +20,7 @@ from sdpa_numba.kernels import softmax, tiles
 from sdpa_numba.plan import sizes_for
 
 import sdpa_ref
-from sdpa_ref import Causal, KeyLengths, Window
+from sdpa_ref import Causal, KeyLengths
 
 TARGETS = {
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", (16, 32), r"fmla\s+v\d+\.{lanes}"),
@@ -109,25 +110,11 @@ def test_a_decode_step_is_the_last_row_of_a_prefill():
 
 
 @pytest.mark.parametrize("L", [2, 70])
-@pytest.mark.parametrize("kind", ["lengths", "window", "array", "bias"])
+@pytest.mark.parametrize("kind", dropped.KINDS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("Ev", [12, 16])  # few rows read values where they lie if they fill vectors
 def test_a_dropped_key_does_not_change_a_bit(L, kind, poison, Ev):
-    rng = np.random.default_rng(2)
-    q, k, v = draw(rng, 2, 2, L, 12), draw(rng, 2, 2, 300, 12), draw(rng, 2, 2, 300, Ev)
-    i, j = np.arange(100, 100 + L)[:, None], np.arange(300)
-    seen = rng.random((2, L, 300)) < 0.5
-    options = {"mask": seen[:, None]}
-    if kind == "lengths":
-        seen, options = (
-            np.broadcast_to(j < np.array([170, 103])[:, None, None], (2, L, 300)),
-            {"mask": KeyLengths(np.array([170, 103]))},
-        )
-    if kind == "window":
-        seen = np.broadcast_to((i - 9 <= j) & (j <= i), (2, L, 300))
-        options = {"mask": Window(9, 3) & Causal(), "query_offset": 100}
-    if kind == "bias":
-        options = {"bias": np.where(seen, 0.5, -np.inf)[:, None]}
+    (q, k, v), seen, options = dropped.problem(kind, L, Ev=Ev)
     clean = sdpa_ref.sdpa_state(q, k, v, **options, backend="numba")
     for key in (0, 101, 120, 299):
         dirty_k, dirty_v = k.copy(), v.copy()

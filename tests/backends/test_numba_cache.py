@@ -3,8 +3,6 @@
 import compileall
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 if "numba" not in os.environ.get("SDPA_TEST_REQUIRE", ""):
     pytest.importorskip("numba")
 
+import fresh
 from sdpa_numba.compile import cache
 from sdpa_numba.vector import atomic, emit
 
@@ -60,18 +59,11 @@ class Toy:
 
     def start(self, script=SCRIPT, **environment):
         environment = {"SDPA_REF_CACHE_DIR": str(self.folder)} | environment
-        return subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=self.root,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return fresh.start(script, os.environ | environment, self.root)
 
     def run(self, script=SCRIPT, **environment):
-        with self.start(script, **environment) as process:
-            out, err = process.communicate(timeout=600)
+        process = self.start(script, **environment)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert err == ""
         return out

@@ -1,5 +1,6 @@
 """The stand-in for CuPy in its place."""
 
+import shutil
 import sys
 
 import pytest
@@ -51,3 +52,13 @@ def by_fibers(monkeypatch):
         emulated.run(Launch(name, source, defines, grid, *block, shared), parameters)
 
     monkeypatch.setattr(strict_device.Kernel, "launch", run, raising=False)
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """Return a copy of the kernels, which leaves no libraries in the user's cache."""
+    fibers = pytest.importorskip("sdpa_cupy.launch.fibers")
+    machine = fibers.build.runtime().parent
+    shutil.copytree(machine, tmp_path / "cache" / "fibers" / machine.name)
+    monkeypatch.setenv("SDPA_REF_CACHE_DIR", str(tmp_path / "cache"))
+    return shutil.copytree(fibers.build.KERNELS, tmp_path / "kernels")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from days import crossed
 from sdpa_cupy.launch import forward
 from sdpa_cupy.plan import fused
 
@@ -74,10 +75,10 @@ def stored(rng, dtype, how, batch=2, heads=2, S=70, E=16):
     return query, *(sr.Paged(recipe.encode(part) if recipe else part, wrong, S) for part in pages)
 
 
-@pytest.mark.parametrize("how", (STORES | CENTERED).values(), ids=STORES | CENTERED)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("emulation", ["fibers", "ptx"])
+@pytest.mark.parametrize(("how", "dtype"), crossed(STORES | CENTERED, [np.float16, np.float32, np.float64]))
 def test_both_emulations_read_stored_keys_where_they_lie(emulation, dtype, how):
+    how = (STORES | CENTERED)[how]
     query, key, value = stored(np.random.default_rng(1), dtype, how)
     options = dict(mask=sr.Causal() & sr.KeyLengths(70), query_offset="end", softcap=3.0)
     problem = problem_of(query, key, value, **options)

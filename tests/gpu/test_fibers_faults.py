@@ -2,7 +2,6 @@
 
 import mmap
 import re
-import shutil
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,8 +10,7 @@ import pytest
 from compiler import needs_compiler
 from hypothesis import settings
 from sdpa_cupy import launch
-from sdpa_cupy.compile import KERNELS
-from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers, build
+from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers
 
 from sdpa_ref.testing import assert_close, assert_same_bits, problem_of
 from sdpa_ref.testing.cases import case
@@ -141,15 +139,6 @@ def finding(folder, words, want):
         return f"schedules differ: {error}"
     lines = {line for report in reports for line in report.conflicts if "products.h" in line}
     return f"bank conflicts: {lines}" if lines else ""
-
-
-@pytest.fixture
-def copy(tmp_path, monkeypatch):
-    """Return a copy of the kernels, which leaves no libraries in the user's cache."""
-    machine = build.runtime().parent
-    shutil.copytree(machine, tmp_path / "cache" / "fibers" / machine.name)
-    monkeypatch.setenv("SDPA_REF_CACHE_DIR", str(tmp_path / "cache"))
-    return shutil.copytree(KERNELS, tmp_path / "kernels")
 
 
 @pytest.mark.parametrize("name", list(FAULTS)[::EVERY])

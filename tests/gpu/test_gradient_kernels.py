@@ -4,7 +4,6 @@ Planted faults run on the fibers; the interpreter of PTX runs what NVRTC makes o
 """
 
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ import ml_dtypes
 from sdpa_cupy import nvrtc
 from sdpa_cupy.compile import KERNELS, compilation, resources
 from sdpa_cupy.gradients import differentiate
-from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers, build
+from sdpa_cupy.launch.fibers import SCHEDULES, Fault, Fibers
 from sdpa_cupy.launch.ptx import Interpreter
 from sdpa_cupy.pulls import pulls_for
 from sdpa_cupy.variants import Options
@@ -127,15 +126,6 @@ FAULTS = {  # the file, what stands there, what is put in its place, and a case 
                               {"dtype": "float32"}),
     "plain: another row of P": ("plain_products.h", "(lane ^ mask) % 4 * 2", "lane % 4 * 2", {"dtype": "float64"}),
 }  # fmt: skip
-
-
-@pytest.fixture
-def copy(tmp_path, monkeypatch):
-    """Return a copy of the kernels, which leaves no libraries in the user's cache."""
-    machine = build.runtime().parent
-    shutil.copytree(machine, tmp_path / "cache" / "fibers" / machine.name)
-    monkeypatch.setenv("SDPA_REF_CACHE_DIR", str(tmp_path / "cache"))
-    return shutil.copytree(KERNELS, tmp_path / "kernels")
 
 
 def assert_right_in_all_schedules(given, grad, grad_lse, folder):

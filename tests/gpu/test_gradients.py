@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import strict_cupy
+from days import crossed
 from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
@@ -71,8 +72,7 @@ def test_gradients_are_within_their_budget(machine, by_fibers, words):
     assert_right(found(given.arrays, grad, **options), given.arrays, grad, **options)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("arch", "dtype"), crossed(ARCHS, ["float16", "float32"]))
 def test_plain_causal_windowed_grouped_and_biased_on_each_device(machine, by_fibers, arch, dtype):
     machine(arch=arch)
     q, k, v = qkv(L=40, S=40, Ev=16, dtype=dtype)
@@ -127,8 +127,7 @@ def test_a_key_head_alone_has_the_bits_that_it_has_in_a_batch(machine, by_fibers
         assert_same_bits(one, many[1:, heads:])
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("poison", "dtype"), crossed([np.nan, np.inf], [np.float16, np.float32, np.float64]))
 def test_what_rows_drop_changes_no_bit(machine, by_fibers, poison, dtype):
     machine()
     q, k, v = qkv(L=40, S=70, dtype=dtype)
@@ -157,9 +156,9 @@ def test_visible_values_and_gradients_spread_as_in_the_reference(machine, by_fib
         array[place] = clean
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("softcap", "bad", "dtype"), crossed([None, 2.0], [np.nan, np.inf], [np.float16, np.float32, np.float64])
+)
 def test_visible_queries_and_keys_spread_to_no_row_that_has_no_part_in_them(machine, by_fibers, dtype, bad, softcap):
     machine()
     q, k, v = qkv(L=40, S=70, Ev=16, dtype=dtype)

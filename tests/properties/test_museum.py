@@ -4,17 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from days import NIGHTLY
 
 from sdpa_ref import cli
 from sdpa_ref.testing import museum
 from sdpa_ref.testing.runner import check
 
-EVERY = 1 if settings.default.max_examples >= 1000 else 24  # all in the nightly profile
-FAULTS = list(museum.FAULTS.values())[::EVERY]
+FAULTS = list(museum.FAULTS.values()) if NIGHTLY else [faults[0] for faults in museum.ROOMS.values()]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if NIGHTLY else 1))
 def test_the_kernel_without_a_fault_passes(seed):
     run = check(museum.target_of(museum.Kernel()), seed=seed, rounds=6, seconds=float("inf"))
     assert run.passed, [(failed.law.name, failed.failure.message) for failed in run.failures]
@@ -28,7 +27,7 @@ def test_fault_is_seen(fault):
 STORED = "pages", "codes", "key positions", "decode loop"
 
 
-@pytest.mark.parametrize("fault", museum.ROOMS["storage"], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", museum.ROOMS["storage"][:: 1 if NIGHTLY else 3], ids=lambda fault: fault.name)
 def test_fault_of_stored_keys_is_seen_by_their_laws(fault):
     assert check(fault.target, rounds=100, seconds=float("inf"), laws=STORED, stop_at_first=True).failures
 

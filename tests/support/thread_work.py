@@ -4,10 +4,10 @@ import ctypes
 import mmap
 import os
 import struct
-import subprocess
-import sys
+import sys  # noqa: F401  # for the scripts
 from inspect import signature
 
+import fresh
 import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime import pool, threads
@@ -121,19 +121,11 @@ class Guarded:
 
 def python(script, before="", **environment):
     """Return what a script prints that finds all this imported; `before` runs first, and None unsets a variable."""
-    paths = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-    variables = os.environ | {"PYTHONPATH": paths} | environment
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"{before}\nfrom thread_work import *\n{script}",
-        ],
-        env={name: text for name, text in variables.items() if text is not None},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
-    assert done.stderr == ""
-    return done.stdout
+    variables = os.environ | {"PYTHONPATH": fresh.PATHS} | environment
+    variables = {name: text for name, text in variables.items() if text is not None}
+    script = f"{before}\nfrom thread_work import *\n{script}"
+    done = fresh.start(script, variables, imported=not before)
+    out, err = done.communicate(timeout=600)
+    assert done.returncode == 0, f"{done.returncode}: {err}"
+    assert err == ""
+    return out

@@ -120,7 +120,8 @@ def test_loops_in_the_report(monkeypatch, capsys):
     assert "- torch: no (calls-out)\n" in out
 
 
-def test_every_way_of_storing_is_right():
+def test_every_way_of_storing_is_right(monkeypatch):
+    monkeypatch.setattr(stored, "LONG", 256)
     for store in (Store("decode", 2, 4, 2, 1, 256, 32), Store("prefill", 1, 2, 2, 128, 128, 32)):
         ways = {way: run() for way, run in stored._ways(store, "reference").items()}
         dense = ways.pop("dense")

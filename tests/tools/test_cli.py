@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from days import crossed
 
 import sdpa_ref
 from sdpa_ref.cli import COMMANDS, IN_CHECKOUTS, main
@@ -268,12 +269,12 @@ def test_reader_that_leaves_early():
     assert (process.wait(timeout=600), err) == (141, "")
 
 
-LINES = ["mask 'Causal()' -L 3", "mask 'KeyLengths(1)' -L 9 --batch 999", "info --json", "--version", "-x"]
+LINES = ["-x", "mask 'KeyLengths(1)' -L 9 --batch 999", "info --json", "--version", "mask 'Causal()' -L 3"]
+STREAMS = ["2>&-", ">/dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>/dev/full"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell's way to close a stream")
-@pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+@pytest.mark.parametrize(("line", "streams"), crossed(LINES, STREAMS))
 def test_streams_that_are_closed_or_full(line, streams):
     if "full" in streams and not os.path.exists("/dev/full"):
         pytest.skip("this system has no full device")
