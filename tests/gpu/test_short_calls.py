@@ -105,7 +105,7 @@ def moved(array):
         dict(mask=sr.KeyLengths([3, 5])),
         dict(mask=sr.Segments([0, 1, 1], [0, 1, 1, 2, 2])),
     ],
-    ids=str,
+    ids=lambda words: " ".join(words),
 )
 def test_other_calls_are_left_alone(words):
     recorder = Recorder()
