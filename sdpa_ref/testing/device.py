@@ -13,6 +13,7 @@ from sdpa_ref.masks.algebra import BooleanArray
 from sdpa_ref.stored import Paged, Quantized
 
 _PAGE = 256  # CuPy's memory begins at multiples of this
+_FAR = 1 << 28  # bytes from the first to the last number of an array
 
 
 def over(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
@@ -70,8 +71,14 @@ def _moved(array: np.ndarray[Any, Any]) -> Any:
         array = array.astype(native)
     reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     first = array.ctypes.data + sum(step for step in reach if step < 0)
-    front = first % _PAGE
-    memory = bytes(front) + ctypes.string_at(first, sum(map(abs, reach)) + array.itemsize)
+    front, span = first % _PAGE, sum(map(abs, reach)) + array.itemsize
     start = front + array.ctypes.data - first
-    number = cupy.asarray(np.frombuffer(memory, np.uint8))[start : start + array.itemsize].view(native)
-    return cupy.lib.stride_tricks.as_strided(number, array.shape, array.strides)
+    if span > _FAR:  # pages of the host that nobody has touched are not worth a copy
+        memory = cupy.empty(front + span, np.uint8)
+    else:  # what lies between the numbers goes with them
+        memory = cupy.asarray(np.frombuffer(bytes(front) + ctypes.string_at(first, span), np.uint8))
+    number = memory[start : start + array.itemsize].view(native)
+    there = cupy.lib.stride_tricks.as_strided(number, array.shape, array.strides)
+    if span > _FAR:
+        there[...] = cupy.asarray(np.ascontiguousarray(array))
+    return there

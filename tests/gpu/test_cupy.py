@@ -15,6 +15,7 @@ from strict_cupy import plain, qkv
 
 import sdpa_ref as sr
 from sdpa_ref.testing import assert_close, check, device, resolve
+from sdpa_ref.testing.strides import stored
 
 RNG = np.random.default_rng(5)
 
@@ -176,6 +177,15 @@ def test_cases_lie_on_the_device_as_on_the_host(machine, view):
         assert (there.shape, there.dtype) == (array.shape, array.dtype)
         assert array.size == 0 or there.strides == array.strides
         np.testing.assert_array_equal(there.get(), array)
+
+
+def test_cases_beyond_offsets_of_32_bits_lie_on_the_device_as_on_the_host(machine):
+    machine()
+    array = stored(np.arange(24, dtype=np.float16).reshape(2, 3, 4), "far apart")
+    there = device.moved(array)
+    assert there.strides == array.strides
+    assert there.strides[0] > 2**31
+    np.testing.assert_array_equal(there.get(), array)
 
 
 def test_the_laws_hold_on_the_stand_in_where_arrays_do_the_work(machine, monkeypatch):
