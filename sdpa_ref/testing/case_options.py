@@ -32,6 +32,8 @@ def masked(rng: np.random.Generator, words: tuple[str, ...], lead: tuple[int, ..
     for word in words:
         name = word.lstrip("&|~")
         part = _make_mask[name](rng, lead, Hq, L, S) if name in _make_mask else _of_numbers(rng, name, lead, L, S)
+        if name == "key lengths" and L <= S and any("tree" in other for other in words):  # its nodes are keys
+            part = sr.KeyLengths(np.where(np.asarray(part.n) == 0, 0, np.maximum(part.n, L)))
         part = ~part if "~" in word else part
         mask = part if mask is None else (mask | part if "|" in word else mask & part)
     return mask

@@ -10,6 +10,7 @@ from hypothesis import settings
 
 import sdpa_ref
 from sdpa_ref import cli, sdpa
+from sdpa_ref.masks import leaves
 from sdpa_ref.testing import Capabilities, Target, check, error_budget, museum, runner
 from sdpa_ref.testing import findings as found_in
 from sdpa_ref.testing.cases import case
@@ -219,6 +220,19 @@ def test_every_memory_holds_the_numbers(memory, dtype):
         np.testing.assert_array_equal(lies, array)
     else:
         assert 0 in lies.strides
+
+
+@pytest.mark.parametrize(
+    "mask", [("tree", "&key lengths"), ("key lengths", "&~tree"), ("rows", "&tree", "&key lengths")]
+)
+def test_key_lengths_leave_the_nodes_of_a_tree(mask):
+    lengths = set()
+    for seed in range(60):
+        made = case(seed, batch=(2,), L=9, S=12, mask=mask, offset="start")
+        assert sdpa(*made.arrays, **made.options, backend="reference").shape == (2, 1, 9, 1)
+        lengths |= {int(n) for part in leaves(made.options["mask"]) if type(part) is sdpa_ref.KeyLengths
+                    for n in np.ravel(part.n)}  # fmt: skip
+    assert lengths == {0, 9, 10, 11, 12}
 
 
 def test_offsets_of_32_bits_are_seen_where_memory_allows():
