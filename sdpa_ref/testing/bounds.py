@@ -53,6 +53,7 @@ from sdpa_ref.storage import Stored
 Array = np.ndarray[Any, np.dtype[Any]]
 _LOST = 100.0  # an error of scores beyond which shares say nothing any more
 _ANYTHING = 600.0  # an error of a score with which a weight may be anything, and whose exponential is still finite
+_NO_BOUND = 1e30  # a relative error that allows anything, but nothing where the terms are 0: infinity times 0 is NaN
 ANYTHING = -np.inf
 """The mark of numbers that may even be NaN or not: where it depends on underflow whether infinity meets 0."""
 _BLOCK = 1 << 21  # numbers held at a time for the products of weights and values
@@ -132,8 +133,8 @@ def unit(dtype: np.dtype[Any]) -> float:
 
 
 def gamma(n: Any, u: float) -> Any:
-    """Return the relative error of n roundings, inf where there are too many for any."""
-    return np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), np.inf)
+    """Return the relative error of n roundings, `_NO_BOUND` where there are too many for any."""
+    return np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), _NO_BOUND)
 
 
 def softmax(p: Problem, exact: Stages, by: Arithmetic = PLAIN) -> Softmax:

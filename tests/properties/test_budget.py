@@ -190,3 +190,14 @@ def test_a_budget_for_products_of_bfloat16_knows_what_they_lose():
         for each in ("float32", "bfloat16 products")
     )
     assert products > 10 * plain
+
+
+@pytest.mark.parametrize("S", [2031, 2032, 3000])
+def test_more_roundings_than_a_bound_has_allow_no_error_of_zeros(S):
+    query, key = np.ones((1, 1, 8), np.float16), np.zeros((1, S, 8), np.float16)
+    value = np.zeros((1, S, 3), np.float16)
+    value[..., 1] = 1
+    budget = error_budget(query, key, value, precision="float16 accumulation")
+    assert not np.isnan(budget.bound).any()
+    assert (budget.bound[..., ::2] < 1).all()
+    assert (budget.bound[..., 1] > 1).all()
