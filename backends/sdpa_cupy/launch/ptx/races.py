@@ -83,15 +83,15 @@ class Races:
     def _take_log(self) -> None:
         """Put the logged reads that a barrier has not settled into the arrays."""
         oldest = self.since_block.min()
-        for now, lanes, pieces in self._log:
-            if now >= oldest:
-                each, fresh = np.broadcast_to(lanes[:, None], pieces.shape), now >= self.since_block[lanes]
+        for when, lanes, pieces in self._log:
+            if when >= oldest:
+                each, fresh = np.broadcast_to(lanes[:, None], pieces.shape), when >= self.since_block[lanes]
                 each, some = each[fresh], pieces[fresh]
                 me, stale = self._thread[each], self._read[some] < self.since_block[each]
                 first = np.where(stale, me, np.minimum(self._first[some], me)).ravel()
                 last = np.where(stale, me, np.maximum(self._last[some], me)).ravel()
                 some = some.ravel()  # lanes ascend, and of several in one place the last one assigned stays
-                self._first[some[::-1]], self._last[some], self._read[some] = first[::-1], last, now
+                self._first[some[::-1]], self._last[some], self._read[some] = first[::-1], last, when
         self._log.clear()
 
     def _check(self, wrong: Array, lanes: Array, what: str) -> None:
