@@ -249,7 +249,7 @@ def kernel(sizes, general):
                 for x in range(first, last):
                     tile = tile_at(p, states + (x - first) * tile_bytes(p), b, kv, x)
                     begin(p, a, b, kv, tile, x, work)
-                    seen = span(tile.rows, tile.vectors * lanes)
+                    seen = span(p, tile.rows, tile.vectors * lanes)
                     low, high = min(low, seen[0]), max(high, seen[1])
                     gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
                 for chunk0 in range(key0, key1, p.chunk):

@@ -266,7 +266,7 @@ def kernel(dtype, sizes, general, score_mod, stored=False):
             for index in range(first, last):
                 tile = tile_at(p, states, index, first)
                 begin(p, a, b, head, tile, index)
-                seen = span(tile.rows, tile.vectors * lanes)
+                seen = span(p, tile.rows, tile.vectors * lanes)
                 low, high = min(low, seen[0]), max(high, seen[1])
                 gap_start, gap_stop = max(gap_start, seen[2]), min(gap_stop, seen[3])
             for weigh in range(2 if general and a.weights else 1):

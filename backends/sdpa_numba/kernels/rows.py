@@ -7,7 +7,7 @@ import numpy as np
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.simd import any_lane, load_int64, loader, splatter, storer
 
-from .record import BAND, INTERVALS, Bounds, bounds_of, seen_by
+from .record import ALL, BAND, INTERVALS, Bounds, bounds_of, seen_by
 from .views import batch, stride
 
 store = storer("int64")
@@ -51,9 +51,15 @@ def at(table, r):
 
 
 @part
+def at_row(array, first, i):
+    """Return the number of row i, where those of the batch entry begin at `first`."""
+    return load_int64(first + i * stride(array, 1))
+
+
+@part
 def look(array, b, i, query):
     """Return the number of row i in an int64 array that broadcasts to ``(*batch, L)``."""
-    return load_int64(batch(array, 1, query, b) + i * stride(array, 1))
+    return at_row(array, batch(array, 1, query, b), i)
 
 
 @part
@@ -61,24 +67,26 @@ def place(rows, n, b, head, first, last, p, a):
     """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
     h, i = head + first // p.L, first % p.L
     band = bounds_of(p, a.query, b) if p.visible == BAND or a.slopes else NO_BOUNDS
+    bias, keep, positions = batch(a.bias, 3, a.query, b), batch(a.keep, 3, a.query, b), batch(a.positions, 1, a.query, b)
+    prefixes, starts, stops = batch(a.prefix, 1, a.query, b), batch(a.start, 1, a.query, b), batch(a.stop, 1, a.query, b)
     for r in range(n):
         prefix, start, stop = np.int64(0), np.int64(0), p.S
         if p.visible == BAND:
             prefix, start, stop = seen_by(band, i, p.S)
         elif p.visible == INTERVALS:
-            prefix, start = look(a.prefix, b, i, a.query), look(a.start, b, i, a.query)
-            stop = look(a.stop, b, i, a.query)
+            prefix, start = at_row(a.prefix, prefixes, i), at_row(a.start, starts, i)
+            stop = at_row(a.stop, stops, i)
         store(rows.h + 8 * r, h)
         store(rows.i + 8 * r, i)
         store(rows.prefix + 8 * r, prefix)
         store(rows.start + 8 * r, start)
         store(rows.stop + 8 * r, stop)
         if a.slopes:
-            store(rows.position + 8 * r, look(a.positions, b, i, a.query) if a.positions else band.offset + i)
+            store(rows.position + 8 * r, at_row(a.positions, positions, i) if a.positions else band.offset + i)
         if a.bias:
-            store(rows.bias + 8 * r, batch(a.bias, 3, a.query, b) + h * stride(a.bias, 3) + i * stride(a.bias, 2))
+            store(rows.bias + 8 * r, bias + h * stride(a.bias, 3) + i * stride(a.bias, 2))
         if a.keep:
-            store(rows.keep + 8 * r, batch(a.keep, 3, a.query, b) + h * stride(a.keep, 3) + i * stride(a.keep, 2))
+            store(rows.keep + 8 * r, keep + h * stride(a.keep, 3) + i * stride(a.keep, 2))
         if first + r < last:
             i += 1
             if i == p.L:
@@ -86,8 +94,10 @@ def place(rows, n, b, head, first, last, p, a):
 
 
 @part
-def span(rows, n):
+def span(p, rows, n):
     """Return the first key that some row sees, the end of the last, and the gap between prefixes and starts."""
+    if p.visible == ALL:
+        return 0, p.S, 0, 0
     high, gap_start, gap_stop = 0, 0, FAR
     for r in range(n):
         gap_start = max(gap_start, at(rows.prefix, r))

@@ -13,6 +13,7 @@ from sdpa_numba.vector.simd import any_lane, concealed, load_int64, loader, sele
 from sdpa_numba.vector.unrolled import transposer
 
 from .elementary import elementary
+from .record import ALL
 from .rows import at, look
 from .views import batch, stride
 
@@ -26,10 +27,10 @@ def filler(source, acc, lanes):
 
     @part
     def fill(rows, offset, step, count, target, across):
-        first, same = load_int64(rows), True
-        for r in range(1, lanes):
-            same &= load_int64(rows + 8 * r) == first
-        if same:
+        first, alike = load_int64(rows), 1
+        while alike < lanes and load_int64(rows + 8 * alike) == first:
+            alike += 1
+        if alike == lanes:
             for x in range(count):
                 store(target + x * across, splat(load(first + offset + x * step)))
         elif step == source_size and count == lanes:
@@ -172,8 +173,12 @@ def masker(sizes):
                 store(concealed(to), select(seen, load(to), splat(nothing)))
 
     @part
-    def mask(rows, vectors, t, low, high, limits):
+    def mask(p, rows, vectors, t, low, high, limits):
         """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
+        if p.visible == ALL:  # rows differ in nothing, and only keys behind the last one are there to be dropped
+            for to in range(t + (p.S - low) * vectors * vector, t + (high - low) * vectors * vector, vector):
+                store(to, splat(nothing))
+            return
         n, count, first, last = vectors * lanes, high - low, np.int64(0), high - low
         for r in range(n):
             prefix = min(max(at(rows.prefix, r) - low, 0), count)
