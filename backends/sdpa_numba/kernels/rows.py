@@ -67,8 +67,9 @@ def place(rows, n, b, head, first, last, p, a):
     """Fill the tables: `n` rows from `first` on, counted through the heads from `head` on; none comes after `last`."""
     h, i = head + first // p.L, first % p.L
     band = bounds_of(p, a.query, b) if p.visible == BAND or a.slopes else NO_BOUNDS
-    bias, keep, positions = batch(a.bias, 3, a.query, b), batch(a.keep, 3, a.query, b), batch(a.positions, 1, a.query, b)
-    prefixes, starts, stops = batch(a.prefix, 1, a.query, b), batch(a.start, 1, a.query, b), batch(a.stop, 1, a.query, b)
+    bias, keep = batch(a.bias, 3, a.query, b), batch(a.keep, 3, a.query, b)
+    prefixes, starts = batch(a.prefix, 1, a.query, b), batch(a.start, 1, a.query, b)
+    stops, positions = batch(a.stop, 1, a.query, b), batch(a.positions, 1, a.query, b)
     for r in range(n):
         prefix, start, stop = np.int64(0), np.int64(0), p.S
         if p.visible == BAND:

@@ -15,14 +15,12 @@ from sdpa_numba.vector.simd import any_lane, fma, load_int64, loader, select, sp
 from sdpa_numba.vector.tiler import tiler
 
 from . import pairs, scores
+from .blocks import UNKNOWN
 from .dropout import row_dropout
-from .finish import finisher, lse_of
 from .pack import transposing
 from .rows import Rows, at, keeps
 from .softmax import softmax
 from .views import batch, data, stride
-
-UNKNOWN = 2  # whether values are finite
 
 
 class Tile(NamedTuple):
@@ -43,29 +41,6 @@ class Tile(NamedTuple):
     whole_z: int
     whole_sums: int
     fresh: int
-
-
-class Block(NamedTuple):
-    """Where a block of keys and values lies, by bytes from one number to the next.
-
-    Key x is at ``keys + (x - x % panel) * key + x % panel * key_row``; the keys from `whole` on, fewer than a tile has,
-    lie packed at `tail`. Column d of its value, d a multiple of the tile's rows, is at
-    ``values + d * value + x * value_row``. Whether the values of all `length` keys are finite is written at `finite`:
-    1, 0, or `UNKNOWN`.
-    """
-
-    keys: int
-    key: int
-    key_row: int
-    key_step: int
-    whole: int
-    tail: int
-    values: int
-    value: int
-    value_column: int
-    value_row: int
-    finite: int
-    length: int
 
 
 @cache
@@ -254,64 +229,3 @@ def blocks(dtype, sizes, general, score_mod):
                     store_narrow(to + j * stride(a.weights, 1), load_one(t + (j - j0) * across + r * size))
 
     return Blocks(update_tile, weigh_block)
-
-
-@cache
-def rows_writer(dtype, sizes):
-    """Return ``write_rows``."""
-    acc, lanes = sizes.acc, sizes.lanes
-    number, size = np.dtype(sizes.acc).type, itemsize(sizes.acc)
-    vector, one, load, store = lanes * size, number(1), loader(acc, acc, lanes), storer(acc)
-    splat, load_one, store_narrow = splatter(acc, lanes), loader(acc, acc), storer(dtype)
-    finish = finisher(acc)
-    _, turn_out = transposing(acc, dtype, acc, lanes)
-
-    @part
-    def write_sums(p, a, b, tile):
-        """Write the state of a tile as it is, for more keys to be added."""
-        across = tile.vectors * vector
-        for r in range(tile.filled):
-            row = (b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)
-            store(data(a.m) + row * size, load_one(tile.whole_m + r * size))
-            store(data(a.z) + row * size, load_one(tile.whole_z + r * size))
-            for d in range(p.Ev):
-                store(data(a.sums) + (row * p.Ev + d) * size, load_one(tile.whole_sums + d * across + r * size))
-
-    @part
-    def write_rows(p, a, b, tile):
-        """Write the output and lse of a tile; its `factor` becomes what the weights are multiplied by."""
-        across, zero = tile.vectors * vector, splat(number(0))
-        if p.sums and a.out == 0:
-            write_sums(p, a, b, tile)
-            return
-        for v in range(0, across, vector):
-            z = load(tile.whole_z + v)
-            store(tile.factor + v, select(z == zero, zero, splat(one) / z))
-        for r in range(tile.vectors * lanes if a.sink or a.lse else 0):
-            m, z = float(load_one(tile.whole_m + r * size)), float(load_one(tile.whole_z + r * size))
-            ratio, top, total = finish(m, z, a.sink, at(tile.rows.h, r))
-            store(tile.factor + r * size, number(ratio))
-            if a.lse and r < tile.filled:
-                row = ((b * p.Hq + at(tile.rows.h, r)) * p.L + at(tile.rows.i, r)) * size
-                store(data(a.lse) + row, number(lse_of(top, total)))
-                if a.m:
-                    store(data(a.m) + row, number(top))
-                    store(data(a.z) + row, number(total))
-        if a.out == 0:
-            return
-        for v in range(0, across, vector):
-            ratio, empty = load(tile.factor + v), load(tile.whole_z + v) == zero
-            for to in range(tile.whole_sums + v, tile.whole_sums + v + p.Ev * across, across):
-                store(to, select(empty, zero, load(to) * ratio + zero))  # + 0: never -0
-        out, head, row, column = batch(a.out, 3, a.query, b), stride(a.out, 3), stride(a.out, 2), stride(a.out, 1)
-        for r in range(0, tile.filled, lanes):
-            if p.regular:
-                to, step = out + at(tile.rows.h, r) * head + at(tile.rows.i, r) * row, row if p.fold == 1 else head
-                turn_out(tile.whole_sums + r * size, across, min(lanes, tile.filled - r), p.Ev, to, step, column)
-            else:
-                for x in range(r, min(r + lanes, tile.filled)):
-                    to = out + at(tile.rows.h, x) * head + at(tile.rows.i, x) * row
-                    for d in range(p.Ev):
-                        store_narrow(to + d * column, load_one(tile.whole_sums + d * across + x * size))
-
-    return write_rows
