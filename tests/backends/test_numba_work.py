@@ -18,14 +18,14 @@ import tilted
 from sdpa_numba import calls
 from sdpa_numba.compile.parts import KernelCompiler, native
 from sdpa_numba.kernels import scores
-from sdpa_numba.kernels.record import FORWARD, settle_few_rows, settle_many_rows
+from sdpa_numba.kernels.record import FORWARD, INTERVALS, settle_few_rows, settle_many_rows
 from sdpa_numba.kernels.rows import rows_at
 from sdpa_numba.plan import sizes_for
 from sdpa_numba.runtime.call import ARGUMENTS, SETTLE
 from sdpa_numba.runtime.threads import POOL, run, team
 
 import sdpa_ref
-from sdpa_ref import ALiBi, Causal, Dropout, Int8, KVCache
+from sdpa_ref import ALiBi, Causal, Dropout, Int8, KVCache, Window
 
 NIGHTLY = settings.default.max_examples >= 1000
 
@@ -54,6 +54,7 @@ import ctypes, mmap
 import numba, numpy as np
 from sdpa_numba.compile.parts import KernelCompiler
 from sdpa_numba.kernels import scores
+from sdpa_numba.kernels.record import INTERVALS
 from sdpa_numba.kernels.rows import FIELDS, rows_at
 from sdpa_numba.plan import sizes_for
 
@@ -63,7 +64,7 @@ mask = scores.masker(sizes_for("float32", 4 * lanes, 16))
 
 @numba.njit(error_model="numpy", pipeline_class=KernelCompiler)
 def apply(rows, t, count, limits):
-    mask(rows_at(rows, 8), 1, t, 0, count, limits)
+    mask(INTERVALS, rows_at(rows, 8), 1, t, 0, count, limits)
 
 prefix, start, stop = np.zeros(lanes), np.arange(lanes), np.arange(2 * keys, 2 * keys + lanes)
 table = np.zeros((FIELDS, lanes), np.int64)
@@ -138,7 +139,7 @@ def test_few_rows_of_stored_keys_have_dropout_and_functions():
     np.testing.assert_allclose(ours, exact, atol=1e-5)
 
 
-def planned(monkeypatch, threads, *shape):
+def planned(monkeypatch, threads, *shape, mask=None):
     """Return how a call of the kernel for many rows is cut up, for arrays of this shape."""
     settled = []
 
@@ -151,7 +152,7 @@ def planned(monkeypatch, threads, *shape):
     with monkeypatch.context() as patched:
         patched.setattr(calls, "run", settle)
         patched.setattr(calls, "team", lambda: (POOL.address, threads - 1))
-        sdpa_ref.sdpa(x, x, x, backend="numba")
+        sdpa_ref.sdpa(x, x, x, mask=mask, backend="numba")
     return settled[0]
 
 
@@ -163,6 +164,23 @@ def test_heads_that_are_many_need_no_memory_for_packed_keys(monkeypatch, shape):
     plan = planned(monkeypatch, 2, 1, *shape[2:])
     assert plan["packed"]
     assert plan["strips"] >= 2  # all threads have work
+
+
+def test_keys_that_few_rows_see_need_no_memory(monkeypatch):
+    """Each strip of a window packs its keys itself: it has few in common with others."""
+    near, far, shape = Causal() & Window(255, 0), Causal() & Window(2047, 0), (2, 8192, 64)
+    plan = planned(monkeypatch, 2, *shape, mask=near)
+    assert (plan["packed"], plan["memory"]) == (0, 0)
+    assert plan["strips"] >= 8
+    assert planned(monkeypatch, 2, *shape, mask=far)["packed"]
+
+
+@pytest.mark.parametrize("mask", [Window(99, 0), Window(40, 20) & Causal()])
+def test_a_window_has_the_bits_of_the_same_keys_in_an_array(mask):
+    x = np.random.default_rng(0).standard_normal((2, 2100, 20), np.float32)
+    dense = mask.dense(2100, 2100)
+    ours, same = (sdpa_ref.sdpa(x, x, x, mask=m, backend="numba") for m in (mask, dense))
+    assert ours.tobytes() == same.tobytes()
 
 
 @pytest.mark.parametrize("mask", [None, Causal()])
@@ -185,7 +203,7 @@ def test_dropping_keys_makes_no_masked_stores():
 
     @numba.njit(error_model="numpy", pipeline_class=KernelCompiler)
     def apply(rows, vectors, t, low, high, limits):
-        mask(rows_at(rows, 24), vectors, t, low, high, limits)
+        mask(INTERVALS, rows_at(rows, 24), vectors, t, low, high, limits)
 
     apply.compile((numba.int64,) * 6)
     llvm.initialize_all_targets()

@@ -186,7 +186,7 @@ def block_puller(sizes, general):
                     store(u + x, load(u + x) * load(kept + x))
         complete &= bottom == low and top == high
         if not complete:
-            mask(p, tile.rows, tile.vectors, t, bottom, top, table)
+            mask(p.visible, tile.rows, tile.vectors, t, bottom, top, table)
         all_seen = complete and load_int64(tile.flags + 8) != 0 and not (a.keep or a.bias)
         weigh(tile, t, u, n, one if general else scale, finite)
         if general:

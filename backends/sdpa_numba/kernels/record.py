@@ -225,7 +225,8 @@ def settle_many_rows(call: int) -> None:
         p.strips = max(p.strips, min(p.tiles, (TURNS * threads + p.units - 1) // p.units))
     p.strip = (p.tiles + p.strips - 1) // p.strips if p.strips else 0
     p.strips = (p.tiles + p.strip - 1) // p.strip if p.strip else 0
-    p.packed = p.stored == 0 and p.strips * (p.group // p.fold) > 1 and p.S > 0  # else a dense copy were made
+    seen = min(p.S, most_seen(p) + p.strip * lanes)  # by all rows of a strip
+    p.packed = p.stored == 0 and p.strips * (p.group // p.fold) * seen > (1 if seen == p.S else 4) * p.S
     keys, values = (p.E + s.half) >> s.half, (p.Ev + s.tile_rows - 1) // s.tile_rows * s.tile_rows
     p.block_bytes = (s.block * keys + (s.block >> s.half) * values) * s.acc_bytes
     p.block_bytes = ((p.block_bytes + 63) & -64) + 64

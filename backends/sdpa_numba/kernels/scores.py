@@ -173,10 +173,11 @@ def masker(sizes):
                 store(concealed(to), select(seen, load(to), splat(nothing)))
 
     @part
-    def mask(p, rows, vectors, t, low, high, limits):
+    def mask(visible, rows, vectors, t, low, high, limits):
         """Give the keys of ``[low, high)`` outside a row's intervals the score -inf."""
-        if p.visible == ALL:  # rows differ in nothing, and only keys behind the last one are there to be dropped
-            for to in range(t + (p.S - low) * vectors * vector, t + (high - low) * vectors * vector, vector):
+        if visible == ALL:  # rows differ in nothing, and only keys behind the last one are there to be dropped
+            across = vectors * vector
+            for to in range(t + (at(rows.stop, 0) - low) * across, t + (high - low) * across, vector):
                 store(to, splat(nothing))
             return
         n, count, first, last = vectors * lanes, high - low, np.int64(0), high - low

@@ -149,7 +149,7 @@ def blocks(dtype, sizes, general, score_mod):
         if general:
             kept = adjust(p, a, b, tile.rows, tile.vectors, start, j0, low, min(high, p.S), work)
         if not complete:
-            mask(p, tile.rows, tile.vectors, start, low, high, work)
+            mask(p.visible, tile.rows, tile.vectors, start, low, high, work)
         return kept
 
     @part
