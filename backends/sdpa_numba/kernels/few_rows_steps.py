@@ -19,6 +19,8 @@ from .views import batch, stride
 
 PANELS = 4  # of keys at a time
 WIDE = 8  # vectors that one row takes at a time in the product with V: four would wait for one another
+COLUMN = 32  # bytes of a column of keys, at least, that one row turns at a time; of half precision, `PANELS` panels
+AHEAD = 8192  # bytes from what is read to what is prefetched
 ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 
 
@@ -61,21 +63,37 @@ def at_once(rows):
     return 2 if rows == 4 else min(ROWS, rows)
 
 
+@part
+def soon(address, row, width):
+    """Return what to prefetch while rows of `width` bytes are read from `address` on, and 1; 0 where there is none.
+
+    Memory is read at its full rate in its own order, each line once, and few rows at a time: as many as leave the first
+    cache room for the next ones. Rows that do not follow one another are left to the processor.
+    """
+    return (address + AHEAD, 1) if row == width else (address, 0)
+
+
 @cache
 def row_scorer(dtype, sizes):
-    """Return ``score_row``, which makes the scores of one row and `PANELS` panels of keys, read where they lie."""
+    """Return how many keys ``score_row`` takes, and it: it makes their scores of one row from where they lie."""
     acc, size, source_size, columns = sizes.acc, itemsize(sizes.acc), itemsize(dtype), row_step(dtype, sizes.panel)
-    dots, one = row_dotter(dtype, acc, sizes.panel, PANELS), np.dtype(acc).type(1)
+    panels = PANELS if source_size == 2 else max(1, COLUMN // (sizes.panel * source_size))
+    dots, one = row_dotter(dtype, acc, sizes.panel, panels), np.dtype(acc).type(1)
+    square = panels * sizes.panel * columns * source_size
 
     @part
     def score_row(query, key, row, width, t, scale):
         """Set the scores to chains, and add up those of a width beyond one chain, as `tiler` does."""
+        ahead, along = soon(key, row, width * source_size)
+        along *= square
         for e in range(0, width, CHAIN):
             now = min(CHAIN, width - e)
             last = e + now == width
-            dots(query + e * size, key + e * source_size, row, now // columns, t, scale if last else one, e > 0)
+            steps, now_ahead = now // columns, ahead + e // columns * along
+            first = key + e * source_size
+            dots(query + e * size, first, row, steps, t, scale if last else one, e > 0, now_ahead, along)
 
-    return score_row
+    return panels * sizes.panel, score_row
 
 
 @cache
@@ -87,7 +105,7 @@ def scorer(dtype, sizes, stored):
     pack_panel = pack_keys  # of which a kernel for dense keys uses none
     if stored:
         pack_panel = pairs.stored_reader(sizes).pack_panel if half else reader(dtype, sizes).pack_panel
-    multiply, score_row = multiplier(acc, lanes, False, acc, sizes.products), row_scorer(dtype, sizes)
+    multiply, (taken, score_row) = multiplier(acc, lanes, False, acc, sizes.products), row_scorer(dtype, sizes)
     source_size, columns, direct = itemsize(dtype), row_step(dtype, lanes), not stored and not half
 
     @part
@@ -100,9 +118,9 @@ def scorer(dtype, sizes, stored):
         row, column, panel, x, steps = stride(a.key, 2), stride(a.key, 1), p.E * vector, low, (p.E + half) >> half
         while x < high:
             panels = PANELS if x + PANELS * lanes <= high else 1
-            if direct and n == 1 and panels == PANELS and column == source_size and p.E % columns == 0 and p.E:
+            if direct and n == 1 and x + taken <= high and column == source_size and p.E % columns == 0 and p.E:
                 score_row(queries, key + (j0 + x) * row, row, p.E, t + x * size, number(p.scale))
-                x += panels * lanes
+                x += taken
                 continue
             for y in range(0, panels):
                 first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
