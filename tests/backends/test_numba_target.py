@@ -27,6 +27,8 @@ for dtype in {types}:
         q, k, v = (rng.standard_normal((2, n, 24)).astype(dtype) for n in (L, 70, 70))
         got, exact = (sdpa(q, k, v, mask=Causal(), query_offset="end", backend=b) for b in (None, "reference"))
         np.testing.assert_allclose(got, exact, rtol=0, atol=0.01 if dtype == "float16" else 1e-5)
+x = np.linspace(-9, 9, 50, dtype=np.float16)  # whose kernel is small
+np.testing.assert_allclose(sdpa_ref.gelu(x), sdpa_ref.gelu(x, backend="reference"), rtol=1e-3, atol=1e-5)
 print("right")
 """
 X86 = pytest.mark.skipif(not os.uname().machine == "x86_64" if hasattr(os, "uname") else True, reason="names of x86")
@@ -81,10 +83,10 @@ USABLE = {
 
 @X86
 @pytest.mark.skipif(bool(target.target().missing), reason="this processor has none of it")
-@pytest.mark.parametrize("case", USABLE if NIGHTLY else ["haswell"])  # each kernel is compiled anew
+@pytest.mark.parametrize("case", USABLE if NIGHTLY else ["haswell"])  # whose kernels are compiled anew
 def test_kernels_follow_the_processor_that_is_named(tmp_path, case):
     types = ("float32", "float16") if NIGHTLY and case == "haswell" else ("float32",)
-    assert run(tmp_path, types, (1, 33) if NIGHTLY else (33,), **USABLE[case]) == "usable"
+    assert run(tmp_path, types, (1, 33) if NIGHTLY else (), **USABLE[case]) == "usable"
 
 
 def test_registers_follow_the_processor_that_is_named():

@@ -133,7 +133,7 @@ def test_few_rows_of_stored_keys_have_dropout_and_functions():
     cache.append(*rng.standard_normal((2, 2, 2, 1100, 32), np.float32))
     query, options = (
         rng.standard_normal((2, 4, 2, 32), np.float32),
-        {"dropout": Dropout(0.3, 7), "score_mod": tilted.compiled},
+        {"dropout": Dropout(0.3, 7)} | ({"score_mod": tilted.compiled} if NIGHTLY else {}),  # a kernel of its own
     )
     ours, exact = (cache.attend(query, **options, backend=name) for name in ("numba", "reference"))
     np.testing.assert_allclose(ours, exact, atol=1e-5)

@@ -59,8 +59,9 @@ def chunks_of(array):
     found = array.compute(scheduler="synchronous")
     assert type(found) is type(array._meta) is strict_cupy.ndarray
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
-    for place in np.ndindex(array.numblocks):
-        block = array.blocks[place].compute(scheduler="synchronous")
+    blocks = array.to_delayed()
+    computed = dask.compute(*blocks.reshape(-1), scheduler="synchronous")
+    for place, block in zip(np.ndindex(blocks.shape), computed, strict=True):
         assert block.shape == tuple(c[n] for c, n in zip(array.chunks, place, strict=True))
     return found.get()
 

@@ -142,6 +142,7 @@ def test_every_way_of_storing_is_right(monkeypatch):
 
 
 def test_stored_keys_in_the_report(monkeypatch, capsys):
+    monkeypatch.setattr(stored, "LONG", 256)
     ways = {"dense": timed(8e-6), "Int8()": timed(2e-6), "torch float16": timed(6e-6)}
     results = [{"stored": "caches-1x-1024", "shape": [1, 32, 8, 1, 1024, 128], "contenders": ways}]
     orders = []

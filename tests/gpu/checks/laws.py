@@ -58,7 +58,7 @@ def small(dry):
         import cupy
 
         cupy.cuda.set_allocator(None)  # each array by itself, so that the sanitizer knows where it ends
-    for words in SMALL:
+    for words in SMALL[::3] if dry else SMALL:
         yield tried(
             " ".join(f"{name}={value}" for name, value in words.items()), partial(_solved, dry, case(0, **words))
         )

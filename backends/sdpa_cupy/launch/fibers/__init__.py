@@ -194,6 +194,7 @@ class _Outcome(ctypes.Structure):
 
 @cache
 def _loaded(path: Path) -> ctypes.CDLL:
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)  # which the library is not linked with
     code = ctypes.CDLL(str(path))
     code.fibers_run.restype = ctypes.c_bool
     return code

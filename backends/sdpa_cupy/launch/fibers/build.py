@@ -21,6 +21,7 @@ from sdpa_ref import disk
 RUNTIME = Path(__file__).parent
 CHECKED = ("-fsanitize=thread",)  # for the kernel alone, and not for the linker: only the calls are wanted
 SANITIZED = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer")
+WITHOUT_LIBRARIES = ("-nostdlib", "-lgcc")  # what C++ comes with takes longer to read than the rest to link
 OPTIONS = ("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-ffp-contract=off", "-Wall")
 KERNEL_OPTIONS = (
     *("-Og", "-fno-strict-aliasing", "-DEMULATED", f"-I{RUNTIME.parent}"),
@@ -72,7 +73,7 @@ def library(
     directory = cache_directory(RUNTIME, KERNELS, folder)
     name = f"{Path(source).stem}-{_digest(options, source)}"
     kernel = _made(directory, f"{name}.o", [*options, "-c", str(folder / source)])
-    linked = SANITIZED if sanitize else ()
+    linked = SANITIZED if sanitize else WITHOUT_LIBRARIES
     return _made(directory, f"{name}.so", ["-shared", str(kernel), str(runtime()), *linked])
 
 
