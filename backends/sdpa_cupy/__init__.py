@@ -5,6 +5,7 @@ CuPy is imported when the backend is first used or queried, never before, so tha
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 from sdpa_ref.backend import Gradients, Problem, Result, Sums
@@ -51,10 +52,12 @@ def unsupported(problem: Problem) -> str | None:
                 f"its arrays lie on device {', '.join(map(str, sorted(elsewhere)))} and the current device is {own}: "
                 f"bring them together, and call it in `with cupy.cuda.Device(...)`"
             )
+    if problem.form.dtype.char != "f" or os.environ.get("CUPY_TF32", "0") in ("", "0"):
+        return None
     problem = problem._replace(blockwise=False) if problem.blockwise else problem
     arch = int(device.compute_capability)
     reason = fused(problem, frozenset(), arch)
-    if reason and problem.dtype.name == "float32" and os.environ.get("CUPY_TF32", "0") not in ("", "0"):
+    if reason:
         reason = fused(traced(problem), frozenset(), arch)
         accuracy = "CuPy's own matrix products are not of float32 accuracy with CUPY_TF32 set: unset it"
         return reason and f"{reason}, and {accuracy}"
@@ -63,9 +66,9 @@ def unsupported(problem: Problem) -> str | None:
 
 def forward(problem: Problem, want: frozenset[str]) -> Result:
     """Return what is wanted of output, lse and weights, on the current device and stream."""
-    from sdpa_cupy.launch.cuda import forward as launched  # which imports CuPy
-
-    return launched(problem, want)
+    loaded = sys.modules.get("sdpa_cupy.launch.cuda") or import_module("sdpa_cupy.launch.cuda")  # it imports CuPy
+    result: Result = loaded.forward(problem, want)
+    return result
 
 
 def vjp(problem: Problem, grad_output: Any, grad_lse: Any, result: Result | None = None) -> Gradients:

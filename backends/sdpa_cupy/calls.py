@@ -1,7 +1,7 @@
 """Calls that only their numbers tell apart: what a decode loop makes, with little Python before the launch.
 
-They want an output, and have no option but a scale and a mask that is a few ints. What such calls share is settled
-once: the kernels, and where in the parameter block the numbers of a call stand.
+They want an output, and have no options but numbers: scale, soft cap, a mask of few numbers, ALiBi, sinks. What such
+calls share is settled once: the kernels, and where in the parameter block the numbers of a call stand.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from sdpa_ref.backend import OUTPUT, Form, Problem, Result
 from sdpa_ref.masks import Band
 
-from .parameters import AXES, CHUNK, PARAMETERS, VIEW
+from .parameters import AXES, CHUNK, PARAMETERS, VIEW, bands_of
 from .plan import PLAIN_SCALES, cut, on_grid, unfit
 from .stored import DENSE
 from .variants import CHUNKS, LARGEST, LOG2_E, MOST_KERNELS, WIDEST, Kernels, Options, kernels_for
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
 
 @lru_cache(maxsize=MOST_KERNELS)
-def kind_of(form: Form, arch: int, rows: int, split: bool) -> Kind | None:
+def kind_of(form: Form, arch: int, rows: int, split: bool, options: Options) -> Kind | None:
     """Return what such calls share, whose rows are read by chunks of 16 bytes, or None where there are none.
 
     Up to so many rows share tiles; `split`: several blocks share a head's keys.
@@ -69,7 +69,7 @@ def kind_of(form: Form, arch: int, rows: int, split: bool) -> Kind | None:
         return None
     if form.E * size % CHUNK or form.Ev * size % CHUNK:
         return None
-    kernels = kernels_for(form, arch, rows, split, Options(), OUTPUT, True, DENSE)
+    kernels = kernels_for(form, arch, rows, split, options, OUTPUT, True, DENSE)
     unit, state = LOG2_E if kernels.general else 1.0, (form.Ev + 2) * acc if split else 0
     sizes = struct.pack(f"<{2 + AXES}q", 1, *form.batch, *(0,) * (AXES - axes), axes)
     heads, lead = sizes + struct.pack("<3q", B, form.Hq, form.Hkv), (*form.batch, form.Hkv)
@@ -89,8 +89,7 @@ def _odd_bits() -> int:
 def _block(axes: int, heads: int, widths: int) -> struct.Struct:
     """Return the parameter block of such calls, 0 in all that they have not."""
     parts = dict.fromkeys(_ARRAYS, f"Q{axes}q{8 * (AXES - axes)}x3q") | {
-        "out_chunks": f"{heads}s", "L": "2q", "E": f"{widths}s", "fold": "4q", "banded": f"{len(_ALL)}q", "scale": "d",
-        "dropout_factor": "2d",
+        "out_chunks": f"{heads}s", "L": "2q", "E": f"{widths}s", "fold": "4q", "banded": f"{len(_ALL)}q", "scale": "4d",
     }  # fmt: skip
     layout, end = "<", 0  # as every device reads
     for name, part in parts.items():
@@ -109,20 +108,26 @@ def attend(problem: Problem, want: frozenset[str], arch: int, launcher: "Launche
     form, query, key, value, out, scale = problem[:6]
     if out is None or not type(query) is type(key) is type(value) or want != OUTPUT:
         return None
-    seen = _ALL
+    seen, options, visible, slopes, sink, place, cap = _ALL, _PLAIN, None, None, None, 0, 0.0
     if not problem.plain:
-        softcap, visible, keep, bias, slopes, _, _, sink, score_mod, dropout, _, _, blockwise = problem[6:19]
-        if blockwise or not (
-            softcap is keep is bias is slopes is sink is None and score_mod is None and dropout is None
-        ):
+        softcap, visible, keep, bias, slopes, place, positions, sink, score_mod, dropout = problem[6:16]
+        if problem.blockwise or not (keep is bias is None and score_mod is None and dropout is None):
             return None
         if visible is not None:
             if type(visible) is not Band:
                 return None
             seen = (1, *visible)
+        if softcap is not None:
+            options, cap = _CAPPED, softcap
+        if slopes is not None:
+            if positions is not None or type(place) is not int or slopes.ndim != 1 or problem.key_positions is not None:
+                return None
+            options = _GENERAL if softcap is None else _CAPPED
+        if sink is not None and type(sink) is not np.ndarray:  # numbers that only the device has
+            return None
     L, S = query.shape[-2], key.shape[-2]
     fold, chunks, chunk, rows = cut(form, L, S)
-    kind = kind_of(form, arch, rows, chunks > 1)
+    kind = kind_of(form, arch, rows, chunks > 1, options)
     if kind is None:
         return None
     kernels, layout, heads, widths, odd, lead, entries, itemsize, state, unit, least, most = kind
@@ -132,25 +137,42 @@ def attend(problem: Problem, want: frozenset[str], arch: int, launcher: "Launche
             and least < scale < most and 0 < S <= LARGEST >= count * CHUNKS > 0):  # fmt: skip
         return None
     tiles, at, block = -(-fold * L // kernels.rows), launcher.address, bytearray(layout.size)
+    bands = None
     try:
         layout.pack_into(
             block, 0, at(query), *q, at(key), *k, at(value), *v, at(out), *o, heads, L, S, widths, fold, tiles, chunks,
-            chunk, *seen, scale, 1.0, unit,
+            chunk, *seen, scale, cap, 1.0, unit,
         )  # fmt: skip
     except TypeError:  # a mask with arrays of numbers
-        return None
+        bands = launcher.moved(bands_of(visible, form.batch))
+        layout.pack_into(
+            block, 0, at(query), *q, at(key), *k, at(value), *v, at(out), *o, heads, L, S, widths, fold, tiles, chunks,
+            chunk, *_ALL, scale, cap, 1.0, unit,
+        )  # fmt: skip
+        _ADDRESS.pack_into(block, _BANDS, at(bands))
     if int.from_bytes(block[:_END:8], "little") & odd:
         return None
+    if slopes is not None:
+        slopes = launcher.moved(slopes)
+        _OF_HEADS.pack_into(block, _SLOPES, at(slopes), slopes.strides[0] if form.Hq > 1 else 0)
+        _PLACE.pack_into(block, _OFFSET, place)
+    if sink is not None:
+        sink = launcher.moved(sink)
+        _OF_HEADS.pack_into(block, _SINK, at(sink), sink.strides[0] if form.Hq > 1 else 0)
     if state:
         workspace = launcher.empty((count * chunks * state,), np.uint8)
         _ADDRESS.pack_into(block, _WORKSPACE, at(workspace))
     parameters = np.frombuffer(block, PARAMETERS)
     tasks = entries * (Hq // fold) * tiles * chunks
+    run = launcher.run
     for launch in kernels.launches:
-        launcher.run(on_grid(launch, tasks, count), parameters)
+        run(on_grid(launch, tasks, count), parameters)
     return tuple.__new__(Result, (out, None, None, None, None))
 
 
 _ALL: tuple[Any, ...] = (0,) * (1 + len(Band._fields))
 _ARRAYS = "query", "key", "value", "out"
+_PLAIN, _GENERAL, _CAPPED = Options(), Options(True), Options(True, 1)
+_OF_HEADS, _PLACE = struct.Struct(f"<Q{8 * AXES}xq"), struct.Struct("<q")
+_BANDS, _SLOPES, _SINK, _OFFSET = _place("bands"), _place("slopes"), _place("sink"), _place("place")
 _ADDRESS, _WORKSPACE, _END = struct.Struct("<Q"), _place("workspace"), _place("out") + VIEW.itemsize

@@ -1,5 +1,6 @@
 """The parameter block, the one argument of every kernel: its layout, and how the arrays of a call enter it."""
 
+import math
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -35,7 +36,7 @@ COUNTS = (
 )  # fmt: skip
 PARAMETERS = np.dtype(
     [(name, VIEW) for name in VIEWS]
-    + [("workspace", np.uint64), ("out_chunks", np.int64), ("sizes", np.int64, AXES)]
+    + [("workspace", np.uint64), ("bands", np.uint64), ("out_chunks", np.int64), ("sizes", np.int64, AXES)]
     + [(name, np.int64) for name in COUNTS]
     + [(name, np.float64) for name in ("scale", "softcap", "dropout_factor", "unit")]
     + [("constants", np.float64, CONSTANTS)]
@@ -51,7 +52,7 @@ NUMBERS = struct.Struct(f"={AXES + len(COUNTS)}q{4 + CONSTANTS}d{len(STORAGE)}q"
 
 
 def bound(
-    plan: "Plan", address: Callable[[Any], int], problem: Any, result: Any, workspace: int
+    plan: "Plan", address: Callable[[Any], int], problem: Any, result: Any, workspace: int, bands: int = 0
 ) -> np.ndarray[Any, Any]:
     """Return the parameter block for arrays that all lie where the kernels run.
 
@@ -61,12 +62,14 @@ def bound(
     address : callable
         Gives the address of an array's first element.
     problem : Problem
-        With `visible` as a band of ints or as intervals, `positions`, `slopes` and `sink`, arrays all in the device's
+        With `visible` as a band or as intervals, `positions`, `slopes` and `sink`, arrays all in the device's
         memory.
     result : Result
         What is to be filled.
     workspace : int
         Address of the workspace, 0 for none.
+    bands : int
+        Address of what `bands_of` returns, 0 for none.
     """
     visible = problem.visible
     intervals = _NO_INTERVALS if visible is None or type(visible) is Band else visible
@@ -81,7 +84,7 @@ def bound(
     ]
     output = result.output
     out_chunks = output is not None and in_chunks(output, address(output))
-    block = bytearray(b"".join((*views, _ENDS.pack(workspace, out_chunks), plan.numbers)))
+    block = bytearray(b"".join((*views, _ENDS.pack(workspace, bands, out_chunks), plan.numbers)))
     return np.frombuffer(block, PARAMETERS)
 
 
@@ -97,8 +100,23 @@ def with_flows(
     return np.frombuffer(bytearray(parameters.tobytes() + b"".join(views)), GRADIENT_PARAMETERS)
 
 
+def bands_of(visible: Any, batch: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
+    """Return a band, its numbers in order, of each batch entry, or None where all have the same or there is none."""
+    own = [n for n, number in enumerate(visible) if type(number) is not int] if type(visible) is Band else []
+    if not own:
+        return None
+    same = [*visible]
+    for n in own:
+        same[n] = 0
+    bands = np.frombuffer(bytearray(_BAND.pack(*same) * math.prod(batch)), np.int64).reshape(*batch, len(same))
+    for n in own:
+        bands[..., n] = visible[n]
+    return bands
+
+
+_BAND = struct.Struct(f"={len(Band._fields)}q")
 _INNER = (*VIEWS.values(),)
-_ENDS = struct.Struct("=Qq")
+_ENDS = struct.Struct("=QQq")
 _NO_VIEW = bytes(VIEW.itemsize)
 _NO_INTERVALS = (None, None, None)
 

@@ -12,7 +12,7 @@ import numpy as np
 from sdpa_ref.backend import Form, Gradients, Problem, Result
 
 from .flows import Flow
-from .parameters import AXES, bound, in_chunks, with_flows
+from .parameters import AXES, bands_of, bound, in_chunks, with_flows
 from .plan import Plan, copies_16, fused, host_address, numbers_of, options_of
 from .stored import DENSE, TYPES
 from .variants import (
@@ -100,7 +100,8 @@ def pull(problem: Problem, flow: Flow, arch: int, launcher: Any, xp: Any) -> Gra
     workspace = launcher.empty((3 * rows * acc.itemsize,), np.uint8)
     plan = Plan(launches, workspace.nbytes, numbers_of(p, 1, tiles, 1, p.S, LOG2_E))
     result = Result(flow.output, m=flow.m, z=flow.z)
-    parameters = bound(plan, launcher.address, p, result, launcher.address(workspace))
+    bands = launcher.moved(bands_of(p.visible, p.batch))
+    parameters = bound(plan, launcher.address, p, result, *map(launcher.address, (workspace, bands)))
     arrays = flow.grad, flow.grad_lse, *into[:4]
     parameters = with_flows(parameters, launcher.address, p, arrays)
     for launch in launches:

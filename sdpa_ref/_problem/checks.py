@@ -1,7 +1,7 @@
 """Errors of arguments other than masks: each check returns the canonical form or raises an error with the remedy."""
 
 import sys
-from operator import mul
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,7 +169,7 @@ def one_kind(arrays: dict[str, Array]) -> None:
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: tuple[Array, ...]) -> None:
     """Raise the error of an `out` that cannot receive the result."""
-    module = module_of(kind(used[0]))
+    module = np if type(used[0]) is np.ndarray else module_of(kind(used[0]))
     if type(out) is not module.ndarray and (not isinstance(out, module.ndarray) or isinstance(out, np.ma.MaskedArray)):
         raise TypeError(f"out must be a {module.__name__} array, got {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:
@@ -179,7 +179,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], used: tupl
         raise ValueError("out must be writeable, got a read-only array")
     if not flags.c_contiguous and out.size and _overlaps_itself(out):
         raise ValueError(f"out must not overlap itself, got shape {out.shape} with strides {out.strides}")
-    for array in used if module is np else _near(out, used, flags.c_contiguous):
+    for array in used if module is np else _near(out, used):
         if _overlap(out, array):
             raise ValueError("out must not share memory with query, key, value, mask, bias or sink")
 
@@ -206,26 +206,33 @@ def _overlap(a: Array, b: Array) -> bool:
         return True
 
 
-def _near(out: Array, used: tuple[Array, ...], whole: bool) -> list[Array]:
-    """Return which arrays may share memory with a CuPy array, as far as bounds tell; `whole`: it lies in one piece."""
-    if not whole and min(out.strides) < 0:
-        return list(used)
-    low, near = out.data.ptr, []
-    high = low + (out.nbytes if whole else _reach(out))
+def _near(out: Array, used: tuple[Array, ...]) -> list[Array]:
+    """Return which arrays may share memory with a CuPy array, as far as bounds tell."""
+    at, near = out.data.ptr, []
+    first, last = _bounds(out.shape, out.strides, out.itemsize)
+    low, high = at + first, at + last
     for array in used:
-        if type(array) is type(out) and min(array.strides, default=0) >= 0:
-            first = array.data.ptr
-            if first >= high or first + _reach(array) <= low:
+        if type(array) is type(out):
+            at = array.data.ptr
+            first, last = _bounds(array.shape, array.strides, array.itemsize)
+            if at + first >= high or at + last <= low:
                 continue
         near.append(array)
     return near
 
 
-def _reach(array: Array) -> int:
-    """Return how many bytes an array has from its first number on to the end of its last one."""
-    strides = array.strides
-    reach: int = sum(map(mul, array.shape, strides)) - sum(strides) + array.itemsize
-    return reach
+@lru_cache(maxsize=1024)
+def _bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return where an array's memory begins and ends, in bytes behind its first number."""
+    if 0 in shape:
+        return 0, 0
+    first, last = 0, itemsize
+    for n, stride in zip(shape, strides, strict=True):
+        if stride < 0:
+            first += (n - 1) * stride
+        else:
+            last += (n - 1) * stride
+    return first, last
 
 
 def _addresses(array: Array) -> Array:

@@ -235,7 +235,6 @@ def _seen(
     mask: Mask | None, query_offset: Any, form: Form, L: int, S: int, alibi: bool, key_positions: Array = None
 ) -> _Seen:
     """Return what mask and offset come to."""
-    name = None
     if type(mask) is BooleanArray and query_offset is None and not alibi and key_positions is None:
         if mask.per_row or mask.alike(S):
             mask._check(form.batch, form.Hq, L, S)
@@ -254,14 +253,18 @@ def _seen(
         for part in (mask,) if key_positions is None else leaves(mask):  # positions may be larger than S
             keys = FAR if key_positions is not None and part.counts_in_documents else S
             part._check(form.batch, form.Hq, L, keys)
+    band = None if mask is None or key_positions is not None else mask._band()
+    if band is not None and type(query_offset) is int and abs(query_offset) < FAR >> 1:  # of documents there is no band
+        return tuple.__new__(_Seen, (band.at(query_offset), None, query_offset, None, (), None, ()))
     offset, documents = place_queries(mask, query_offset, form.batch, L, S, alibi=alibi, key_positions=key_positions)
     positions = None if documents is None or not alibi else np.broadcast_to(documents[0], (*form.batch, L))
     if mask is None:
         return _Seen(offset=offset, positions=positions)
-    if documents is None and key_positions is None:
-        band = mask._band()
-        if band is not None:
-            return tuple.__new__(_Seen, (band.at(offset), None, offset, None, (), None, ()))
+    if band is not None:
+        seen: _Seen = tuple.__new__(_Seen, (band.at(offset), None, offset, None, (), None, ()))
+        if same:
+            mask.__dict__["_seen"] = (form, L, S, query_offset, alibi), seen  # for the next layer of a model
+        return seen
     if type(mask) is BooleanArray and mask.per_row:
         return _Seen(None, mask.array, offset, positions, boolean=(mask,))
     lengths = valid_keys(mask, L)
@@ -273,7 +276,7 @@ def _seen(
     seen = _Seen(visible, None, offset, positions, rules, grid if rules else None, boolean)
     if isinstance(visible, Intervals) and not any(isinstance(part, BooleanArray) for part in leaves(mask)):
         if same:
-            mask.__dict__["_seen"] = (form, L, S, query_offset, alibi), seen  # for the next layer of a model
+            mask.__dict__["_seen"] = (form, L, S, query_offset, alibi), seen
     return seen
 
 

@@ -98,6 +98,8 @@ class _PerEntry(Mask):
 
     def _check(self, batch: tuple[int, ...], heads: int, L: int, S: int) -> None:
         size = S if self.of == "S" else L
+        if type(self.n) is int and self.n <= size:
+            return
         if type(self.n) is int or self.n.shape != batch or self._largest > size:
             fits(type(self).__name__, self.n, batch, size, self.of)
 

@@ -106,7 +106,7 @@ def test_a_call_in_a_loop_does_little_in_python(machine, launches):
 @pytest.mark.parametrize("S", [400, 4000])
 @pytest.mark.parametrize(
     ("options", "given", "most"),
-    [({}, True, 30), ({}, False, 30), ({"mask": sr.Causal()}, True, 42), ({"mask": sr.Causal()}, False, 40)],
+    [({}, True, 28), ({}, False, 25), ({"mask": sr.Causal()}, True, 36), ({"mask": sr.Causal()}, False, 31)],
 )
 def test_a_step_of_decoding_does_little_in_python(machine, launches, options, given, most, S):
     """What a whole call costs, whatever its length and offset, counted as calls of the two packages' functions."""
@@ -256,3 +256,46 @@ def test_positional_masks_move_nothing_to_the_device(machine, by_fibers, mask, o
         output = sr.sdpa(*there, **options, **more)
         assert moves == moved
         assert_close(output.get(), *arrays, **options, **more)
+
+
+@pytest.mark.parametrize("mask", [sr.KeyLengths, lambda n: sr.Window(9, 0) & sr.KeyLengths(n)], ids=["all", "window"])
+def test_other_lengths_of_each_entry_are_other_numbers_of_the_same_kernels(machine, by_fibers, mask):
+    cupy = machine()
+    arrays, moves = qkv(L=3, S=600, dtype=np.float16), []
+    there, B = device.moved(arrays), 2
+    cupy.asarray = lambda numbers: moves.append(numbers.nbytes) or strict_cupy.asarray(numbers)
+    loaded = []
+    for lengths in ([3, 600], [400, 0], [599, 64]):
+        options = {"mask": mask(lengths), "query_offset": "end"}
+        assert_close(sr.sdpa(*there, **options).get(), *arrays, **options)
+        loaded.append(sys.modules["sdpa_cupy.launch.cuda"]._kernel.cache_info().misses)
+    assert len(set(loaded)) == 1
+    assert moves == [80 * B] * 3  # ten numbers an entry, none a row
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"mask": sr.Window(9, 0), "query_offset": "end"}, 28), ({"mask": sr.KeyLengths(300)}, 28),
+        ({"mask": sr.KeyLengths([300, 200])}, 40), ({"bias": sr.ALiBi(0.5), "query_offset": 399}, 36),
+        ({"softcap": 30.0}, 28), ({"sink": 0.5}, 38),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_steps_of_decoding_do_little_in_python(machine, launches, options, most):
+    machine(arch=90)
+    arrays, calls = device.moved(qkv(L=1, S=400, E=128, Ev=128, Hq=8, dtype=np.float16)), []
+
+    def step():
+        sys.setprofile(lambda frame, event, what: calls.append(frame.f_code.co_filename) if event == "call" else None)
+        try:
+            sr.sdpa(*arrays, **options)
+        finally:
+            sys.setprofile(None)
+
+    step()
+    calls.clear()
+    step()
+    packages = tuple(str(Path(each.__file__).parent) for each in (sr, sdpa_cupy))
+    own = [file for file in calls if file.startswith(packages)]
+    assert 0 < len(own) <= most

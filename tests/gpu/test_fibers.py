@@ -199,6 +199,22 @@ def test_infinite_values_reach_every_row_that_sees_them(words, start):
         assert_close(result, *given.arrays, what=what, **given.options)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("infinite", [300, 600])
+def test_infinite_values_count_where_all_scores_of_a_chunk_are_minus_infinity(dtype, infinite):
+    """Their weights are 0, and 0 times infinity is NaN, whether tiles are kept whole or not."""
+    rng = np.random.default_rng(0)
+    query, key, value = (abs(rng.standard_normal((2, n, 16))).astype(dtype) for n in (2, 600, 600))
+    key[:, :infinite, 3], value[:, 10, 5], value[:, 290, 7] = -np.inf, np.inf, np.nan
+    for mask in (None, sr.KeyStarts(1), sr.KeyStarts(11), sr.Causal()):
+        options = {"mask": mask, "query_offset": "end"}
+        output = sr.sdpa(query, key, value, backend="fibers", **options)
+        expected = sr.sdpa(query, key, value, backend="reference", **options)
+        assert np.array_equal(np.isnan(output), np.isnan(expected))
+        assert np.isnan(expected).any() == (infinite < 600)
+        assert_close(output, query, key, value, **options)
+
+
 @pytest.mark.parametrize("mask", [sr.KeyLengths(100), sr.KeyStarts(590), sr.KeyLengths(0)], ids=repr)
 def test_rows_whose_keys_lie_in_one_chunk_or_none(mask):
     given = case(5, L=2, S=600, E=16, Ev=16, dtype="float16", heads=(4, 2))

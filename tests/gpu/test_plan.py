@@ -15,11 +15,12 @@ pytest.importorskip("ml_dtypes", reason="the plans of bfloat16 problems need ml_
 import ml_dtypes
 from sdpa_cupy import launch
 from sdpa_cupy.compile import KERNELS
-from sdpa_cupy.parameters import GRADIENT_PARAMETERS, NUMBERS, PARAMETERS, VIEWS, bound
+from sdpa_cupy.parameters import GRADIENT_PARAMETERS, NUMBERS, PARAMETERS, VIEWS, bands_of, bound
 from sdpa_cupy.plan import fused, make_plan
 
 import sdpa_ref as sr
 from sdpa_ref.backend import Result
+from sdpa_ref.masks import Band
 from sdpa_ref.testing import problem_of
 
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -198,8 +199,8 @@ def test_the_block_says_where_every_element_lies():
     value = rng.standard_normal((3, 1, 7, 6))[:, :, ::-1]
     bias = rng.standard_normal((3, 1, 2, 5, 1))[0]
     given = launch.by_rows(problem_of(query, key, value, bias=bias, mask=sr.KeyLengths([1, 2, 7])))
-    output = rng.standard_normal((3, 2, 2, 5, 6))[:, 1]
-    p = bound(make_plan(given, OUTPUT, 80), address, given, Result(output), 12345)[0]
+    output, bands = rng.standard_normal((3, 2, 2, 5, 6))[:, 1], bands_of(given.visible, given.batch)
+    p = bound(make_plan(given, OUTPUT, 80), address, given, Result(output), 12345, address(bands))[0]
     assert p["workspace"] == 12345
     assert (p["axes"], *p["sizes"][:1]) == (1, 3)
 
@@ -215,8 +216,9 @@ def test_the_block_says_where_every_element_lies():
         assert element("key", b, 0, i, x) == key[0, 0, i, x]
         assert element("out", b, h, i, x) == output[b, h, i, x]
         assert element("bias", b, h, i, x) == bias[0, h, i, 0]
-    for b, i in np.ndindex(3, 5):
-        assert element("stop", b, 0, i, kind=ctypes.c_int64) == (1, 2, 7)[b]
+    assert p["bands"] == bands.ctypes.data
+    assert [tuple(band) for band in bands.tolist()] == [Band(stop=length) for length in (1, 2, 7)]
+    assert p["banded"] == 0
     assert p["lse"]["data"] == p["weights"]["data"] == p["dense"]["data"] == 0
 
 

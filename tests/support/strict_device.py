@@ -96,7 +96,8 @@ streams = [None]  # the current one
 def owners(parameters):
     """Return weak references to the arrays whose memory a parameter block names."""
     views = [name for name in (*VIEWS, *FLOWS) if name in parameters.dtype.names]
-    addresses = [int(parameters[0][name]["data"]) for name in views] + [int(parameters[0]["workspace"])]
+    addresses = [int(parameters[0][name]["data"]) for name in views]
+    addresses += [int(parameters[0][name]) for name in ("workspace", "bands")]
     found = []
     for address in filter(None, addresses):
         (owner, *_) = [array for array in list(live.values()) if _holds(array.host, address)] or [None]

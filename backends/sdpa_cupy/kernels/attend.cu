@@ -172,11 +172,12 @@ KERNEL(attend, 32 * WARPS) {
             int r = rt * 16 + half * 8 + lane / 4, first = lane % 4 * 2;
             float ratio = leave(p, task, own[r], m[rt][half], sum, lane % 4 == 0);
             float* sums = p.chunks > 1 ? state(p, task.b, own[r].h, own[r].i, task.chunk) + 2 : nullptr;
+            bool none = !sums && sum == 0;  // of a chunk, 0 times an infinite value counts
             char* to = queries + (number * WARP_ROWS + r) * pitch(VALUE_WIDTH) + first * sizeof(Element);
             UNROLL for (int n = 0; n < VALUE_WIDTH / 8; n++) {
                 int d = n * 8 + first;
-                float low = sum == 0 ? 0 : o[rt][n][2 * half] * ratio;
-                float high = sum == 0 ? 0 : o[rt][n][2 * half + 1] * ratio;
+                float low = none ? 0 : o[rt][n][2 * half] * ratio;
+                float high = none ? 0 : o[rt][n][2 * half + 1] * ratio;
                 if (!sums) store_pair(to + n * 8 * sizeof(Element), low, high);
                 if (sums && own[r].real && d < (int)p.Ev) sums[d] = low;
                 if (sums && own[r].real && d + 1 < (int)p.Ev) sums[d + 1] = high;

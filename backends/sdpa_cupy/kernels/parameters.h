@@ -36,6 +36,7 @@ struct Parameters {
     View dense, bias;                    // bool and float (*batch, Hq, L, S)
     View slopes, sink;                   // float64 (*batch, Hq) and (Hq,)
     char* workspace;                     // states of chunks of keys, see states.h
+    const Band* bands;                   // a band of each batch entry, in the place of `band`, where they differ
     i64 out_chunks;                      // whether rows of `out` can be written 16 bytes at a time
     i64 sizes[AXES], axes;               // of the batch
     i64 B, Hq, Hkv, L, S, E, Ev, group;
@@ -44,7 +45,7 @@ struct Parameters {
     i64 tiles, chunks, chunk;              // tiles of the rows of such heads, chunks of keys, keys of a chunk
     i64 threshold, seed_low, seed_high;    // of dropout
     i64 place;                             // of row 0 among the keys, where `position` is absent
-    i64 banded;                            // whether `band` says what rows see, instead of prefix, start and stop
+    i64 banded;                            // whether `band` says what rows see; else `bands`, or prefix, start and stop
     Band band;
     double scale, softcap, dropout_factor;  // dropout_factor 1 without
     double unit;                           // a row's maximum, times this, is an exponent of 2

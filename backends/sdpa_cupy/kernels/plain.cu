@@ -94,9 +94,10 @@ KERNEL(attend_plainly, 32 * WARPS) {
     UNROLL for (int r = 0; r < WARP_ROWS; r++) {
         UNROLL for (int mask = 1; mask < 32; mask *= 2) z[r] += shuffle_xor(z[r], mask);
         Number ratio = leave(p, task, own[r], m[r], z[r], lane == 0);
+        bool none = p.chunks == 1 && z[r] == 0;  // of a chunk, 0 times an infinite value counts
         UNROLL for (int c = 0; c < VALUE_WIDTH / 32; c++) {
             bool there = own[r].real && c * 32 + lane < Ev;
-            if (there) put(p, task, own[r], c * 32 + lane, z[r] == 0 ? 0 : o[r][c] * ratio);
+            if (there) put(p, task, own[r], c * 32 + lane, none ? 0 : o[r][c] * ratio);
         }
     }
     if (barrier_any(harmful)) repair(p, table);

@@ -42,7 +42,7 @@ DEVICE void repair(const Parameters& p, const Table& table) {
             if (is_finite(v)) continue;
             ROLLED for (int r = 0; r < ROWS; r++) {
                 const Row& row = table.rows[r];
-                if (!row.real || row.m == -infinity() || !keeps(p, row, j)) continue;
+                if (!row.real || (p.chunks == 1 && row.m == -infinity()) || !keeps(p, row, j)) continue;
                 const char* query = task.query + row.h * p.query.head + row.i * p.query.row;
                 Number s = dot(p, query, task.key, j);
                 Number weight = power_of_2((adjusted(p, change, task.b, row, j, s) - row.m) * (Number)LOG2_E);

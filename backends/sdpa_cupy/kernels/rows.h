@@ -80,6 +80,8 @@ DEVICE Row make_row(const Parameters& p, u32 b, int head, int index) {
     row.i = index % (int)p.L;
     if (p.banded) {
         lay(row, p.band, p.S);
+    } else if (p.bands) {
+        lay(row, p.bands[b], p.S);
     } else {
         row.prefix = look(p, p.prefix, b, row.i, 0);
         row.start = look(p, p.start, b, row.i, 0);

@@ -6,13 +6,14 @@ import numpy as np
 
 from sdpa_cupy import arrays, calls
 from sdpa_cupy.folding import folded
-from sdpa_cupy.parameters import AXES
-from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, is_numbers, make_plan
+from sdpa_cupy.parameters import AXES, bands_of
+from sdpa_cupy.plan import Launch, Plan, bound, copies_16, fused, make_plan
 from sdpa_cupy.strips import in_strips, new_result
 from sdpa_cupy.tracing import traced
 from sdpa_cupy.variants import WIDEST
 from sdpa_ref.arrays import is_aligned
 from sdpa_ref.backend import Problem, Result
+from sdpa_ref.masks import Band
 from sdpa_ref.storage import Stored
 
 
@@ -24,6 +25,9 @@ class Launcher(Protocol):
 
     def address(self, array: Any) -> int:
         """Return where an array begins, 0 for None."""
+
+    def moved(self, array: np.ndarray[Any, Any] | None) -> Any:
+        """Return a small array in the memory that kernels read, None of None."""
 
     def run(self, launch: Launch, parameters: np.ndarray[Any, Any]) -> None:
         """Run a kernel after those before it."""
@@ -79,13 +83,13 @@ def takes_kernels(problem: Problem, want: frozenset[str], arch: int) -> bool:
 def by_rows(problem: Problem) -> Problem:
     """Return the problem with visible keys and, where ALiBi needs them, positions as kernels read them.
 
-    These are a few ints, or numbers a row. Tables of pages become what kernels read.
+    These are a few numbers, of all or of each batch entry, or numbers a row. Tables of pages become what kernels read.
     """
     if problem.slopes is None and problem.visible is None and not problem.stored:
         return problem
     few = problem.positions is None and type(problem.offset) is int
     positions = None if problem.slopes is None or few else problem.stands()
-    visible = problem.visible if is_numbers(problem.visible) else problem.intervals
+    visible = problem.visible if type(problem.visible) is Band else problem.intervals
     key, value = (_with_pages(part) if type(part) is Stored else part for part in (problem.key, problem.value))
     return problem._replace(key=key, value=value, visible=visible, positions=positions)
 
@@ -129,7 +133,8 @@ def attend(
     result = new_result(problem, want, launcher.empty) if result is None else result
     problem = by_rows(problem)
     workspace = launcher.empty((plan.workspace,), np.uint8) if plan.workspace else None
-    parameters = bound(plan, launcher.address, problem, result, launcher.address(workspace))
+    bands = launcher.moved(bands_of(problem.visible, problem.batch))
+    parameters = bound(plan, launcher.address, problem, result, *map(launcher.address, (workspace, bands)))
     for launch in plan.launches:
         launcher.run(launch, parameters)
     return result

@@ -46,6 +46,13 @@ class Cuda(NamedTuple):
         """Return where an array begins, 0 for None."""
         return 0 if array is None else array.data.ptr
 
+    def moved(self, array: np.ndarray[Any, Any] | None) -> Any:
+        """Return a small array's numbers on the device, None of None."""
+        moved = _moved(array)
+        if array is not None and capturing():
+            _captured.append(moved)
+        return moved
+
     def run(self, launch: Launch, parameters: np.ndarray[Any, Any]) -> None:
         """Launch a kernel on the current stream, with the parameter block by value.
 
@@ -172,15 +179,18 @@ def _moved(array: Any) -> Any:
     """Return a small array's numbers on the device, where they stay for the next call with the same."""
     if not isinstance(array, np.ndarray):
         return array
-    few = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
-    return cupy.broadcast_to(_constant(_place(), few.shape, few.dtype.str, few.tobytes()), array.shape)
+    few = array
+    if 0 in array.strides:
+        few = array[tuple([slice(1) if stride == 0 else slice(None) for stride in array.strides])]
+    return _constant(_place(), array.shape, few.shape, array.dtype.str, few.tobytes())
 
 
 @lru_cache(maxsize=256)
-def _constant(place: tuple[int, int], shape: tuple[int, ...], dtype: str, numbers: bytes) -> Any:
+def _constant(place: tuple[int, int], shape: tuple[int, ...], few: tuple[int, ...], dtype: str, numbers: bytes) -> Any:
     if capturing():
         raise RuntimeError(_COLD.format("its mask, positions, slopes or sink are"))
-    return cupy.asarray(np.frombuffer(numbers, dtype).reshape(shape))
+    moved = cupy.asarray(np.frombuffer(numbers, dtype).reshape(few))
+    return moved if few == shape else cupy.broadcast_to(moved, shape)
 
 
 def _place() -> tuple[int, int]:

@@ -19,6 +19,7 @@ class Compiler:
 
     arch: int
     empty = staticmethod(np.empty)
+    moved = staticmethod(lambda array: array)
 
     def address(self, array):
         return 0 if array is None else array.ctypes.data

@@ -112,6 +112,10 @@ class Fibers:
         self._arrays.append(array)
         return int(array.ctypes.data)
 
+    def moved(self, array: Array | None) -> Array | None:
+        """Return the array, which kernels can read where it lies."""
+        return array
+
     def run(self, launch: Launch, parameters: Array) -> None:
         """Run one kernel.
 
