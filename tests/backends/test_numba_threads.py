@@ -114,10 +114,13 @@ for effort in (0, 1000, 100_000, 300_000, 1_000_000):
     for trial in range(5):
         numbers(12, effort)
         time.sleep(0.003)  # some of them sleep
-time.sleep(0.2)
-before = time.process_time()
-time.sleep(0.5)
-assert time.process_time() - before < 0.1
+
+def idle():
+    before = time.process_time()
+    time.sleep(0.5)
+    return time.process_time() - before < 0.1
+
+assert any(idle() for _ in range(20))  # on a loaded machine they come to it later
 helper_joins()
 """
     python(script)
