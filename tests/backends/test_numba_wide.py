@@ -43,3 +43,22 @@ def test_gradients_of_wide_heads_are_as_close():
     gradients = sdpa_vjp(query, key, value, query, backend="numba")
     for got, budget in zip(gradients[:3], gradient_budget(query, key, value, query)[:3], strict=True):
         assert_within(got, budget)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("E", [64, 128, 136, 256])
+@pytest.mark.parametrize("layout", ["heads first", "keys first"])
+def test_one_row_and_groups_of_rows_have_the_bits_of_many(layout, E, dtype):
+    """One row, four and others are taken in different ways, as are short and long keys and the last ones."""
+    rng = np.random.default_rng(1)
+    query, numbers = rng.standard_normal((1, 12, 1, E)).astype(dtype), rng.standard_normal((2, 1, 2, 299, E))
+    key, value = numbers.astype(dtype)
+    if layout == "keys first":  # rows that do not follow one another
+        key, value = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (key, value))
+    for group in (1, 2, 3, 4, 5, 6):
+        grouped = sdpa(query[:, : 2 * group], key, value, backend="numba")
+        for head in range(2 * group):
+            many = np.repeat(query[:, head : head + 1], 16, 2)
+            key_head = slice(head // group, head // group + 1)
+            alone = sdpa(many, key[:, key_head], value[:, key_head], backend="numba")
+            assert_same_bits(grouped[:, head], alone[:, 0, :1])

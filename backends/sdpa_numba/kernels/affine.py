@@ -5,8 +5,8 @@ from functools import cache
 from sdpa_numba.compile.parts import part
 from sdpa_numba.runtime.kernel import kernel as compiled
 from sdpa_numba.runtime.tasks import next_task, proceed
-from sdpa_numba.vector.dots import LINE, dotter, halver, prefetch_lines
-from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.dots import dotter, halver, prefetch_lines
+from sdpa_numba.vector.emit import LINE, itemsize
 from sdpa_numba.vector.simd import allocate, load_int64, loader, release, storer
 
 from .views import data

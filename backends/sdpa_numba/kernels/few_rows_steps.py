@@ -19,7 +19,8 @@ from .views import batch, stride
 
 PANELS = 4  # of keys at a time
 WIDE = 8  # vectors that one row takes at a time in the product with V: four would wait for one another
-COLUMN = 32  # bytes of a column of keys, at least, that one row turns at a time; of half precision, `PANELS` panels
+COLUMN = 32  # bytes of a column of long keys, at least, that are turned at a time for one row
+SHORT = 256  # bytes of keys that are not long: of them two panels stay in the first cache, with the next ones
 AHEAD = 8192  # bytes from what is read to what is prefetched
 ROWS = 3  # of queries at a time: with four vectors each they fill the multipliers, and fit in 16 registers
 
@@ -28,17 +29,17 @@ ROWS = 3  # of queries at a time: with four vectors each they fill the multiplie
 def multiplier(acc, lanes, accumulate, source, products=""):
     """Return ``multiply(rows, vectors, ...)``: a product of at most `ROWS` rows, with one vector or `PANELS`.
 
-    One row may also take `WIDE`.
+    One row may also take `WIDE` where it adds up.
     """
     (one_wide, two_wide, three_wide), (one_narrow, two_narrow, three_narrow) = (
         [tiler(acc, rows, vectors, lanes, accumulate, source, products) for rows in (1, 2, 3)]
         for vectors in (PANELS, 1)
     )
-    widest = tiler(acc, 1, WIDE, lanes, accumulate, source, products)
+    widest = tiler(acc, 1, WIDE, lanes, accumulate, source, products) if accumulate else None
 
     @part
     def multiply(rows, vectors, a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor):
-        if vectors == WIDE:
+        if widest is not None and vectors == WIDE:
             widest(a, a_row, a_step, b, b_vector, b_step, c, c_row, steps, factor)
         elif vectors == PANELS:
             if rows == 3:
@@ -75,25 +76,39 @@ def soon(address, row, width):
 
 @cache
 def row_scorer(dtype, sizes):
-    """Return how many keys ``score_row`` takes, and it: it makes their scores of one row from where they lie."""
+    """Return ``(at_a_time, score_rows)``: how many keys are taken, and what makes their scores from where they lie."""
     acc, size, source_size, columns = sizes.acc, itemsize(sizes.acc), itemsize(dtype), row_step(dtype, sizes.panel)
-    panels = PANELS if source_size == 2 else max(1, COLUMN // (sizes.panel * source_size))
-    dots, one = row_dotter(dtype, acc, sizes.panel, panels), np.dtype(acc).type(1)
-    square = panels * sizes.panel * columns * source_size
+    lanes, one, across = sizes.panel, np.dtype(sizes.acc).type(1), sizes.block * itemsize(sizes.acc)
+    wide = PANELS if source_size == 2 else 2
+    narrow = wide if source_size == 2 else max(1, COLUMN // (lanes * source_size))
+    one_row, one_narrow = row_dotter(dtype, acc, 1, lanes, wide), row_dotter(dtype, acc, 1, lanes, narrow)
+    four_rows = row_dotter(dtype, acc, 4, lanes, 2)
 
     @part
-    def score_row(query, key, row, width, t, scale):
+    def at_a_time(n, column, width):
+        """Return how many keys ``score_rows`` takes at a time, 0 where it takes none."""
+        if (n != 1 and n != 4) or column != source_size or width % columns != 0 or width == 0:
+            return 0
+        return lanes * (2 if n > 1 else wide if width * source_size <= SHORT else narrow)
+
+    @part
+    def score_rows(n, queries, key, row, keys, width, t, scale):
         """Set the scores to chains, and add up those of a width beyond one chain, as `tiler` does."""
         ahead, along = soon(key, row, width * source_size)
-        along *= square
+        q_row, along = width * size, along * keys * columns * source_size
         for e in range(0, width, CHAIN):
             now = min(CHAIN, width - e)
-            last = e + now == width
-            steps, now_ahead = now // columns, ahead + e // columns * along
-            first = key + e * source_size
-            dots(query + e * size, first, row, steps, t, scale if last else one, e > 0, now_ahead, along)
+            q, first, last, steps = queries + e * size, key + e * source_size, e + now == width, now // columns
+            factor = scale if last else one
+            if n == 4:
+                four_rows(q, q_row, first, row, steps, t, across, factor, e > 0, ahead, along)
+            elif keys == wide * lanes:
+                one_row(q, q_row, first, row, steps, t, across, factor, e > 0, ahead, along)
+            else:
+                one_narrow(q, q_row, first, row, steps, t, across, factor, e > 0, ahead, along)
+            ahead += steps * along
 
-    return panels * sizes.panel, score_row
+    return at_a_time, score_rows
 
 
 @cache
@@ -105,8 +120,8 @@ def scorer(dtype, sizes, stored):
     pack_panel = pack_keys  # of which a kernel for dense keys uses none
     if stored:
         pack_panel = pairs.stored_reader(sizes).pack_panel if half else reader(dtype, sizes).pack_panel
-    multiply, (taken, score_row) = multiplier(acc, lanes, False, acc, sizes.products), row_scorer(dtype, sizes)
-    source_size, columns, direct = itemsize(dtype), row_step(dtype, lanes), not stored and not half
+    multiply, (at_a_time, score_rows) = multiplier(acc, lanes, False, acc, sizes.products), row_scorer(dtype, sizes)
+    direct = not stored and not half
 
     @part
     def score(p, a, n, queries, key, keys, t, j0, low, high):
@@ -116,12 +131,13 @@ def scorer(dtype, sizes, stored):
         leading one would cost a hundred cycles each.
         """
         row, column, panel, x, steps = stride(a.key, 2), stride(a.key, 1), p.E * vector, low, (p.E + half) >> half
+        if direct:
+            taken = at_a_time(n, column, p.E)
+            while taken and x + taken <= high:
+                score_rows(n, queries, key + (j0 + x) * row, row, taken, p.E, t + x * size, number(p.scale))
+                x += taken
         while x < high:
             panels = PANELS if x + PANELS * lanes <= high else 1
-            if direct and n == 1 and x + taken <= high and column == source_size and p.E % columns == 0 and p.E:
-                score_row(queries, key + (j0 + x) * row, row, p.E, t + x * size, number(p.scale))
-                x += taken
-                continue
             for y in range(0, panels):
                 first, count = j0 + x + y * lanes, min(lanes, p.S - j0 - x - y * lanes)
                 if stored:

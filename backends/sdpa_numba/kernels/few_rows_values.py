@@ -20,59 +20,29 @@ from .views import stride
 
 STEP = 32  # keys whose values stay in the first cache while all columns are done
 KEYS = 8  # whose values are read side by side, whole rows in one pass
+HALF = KEYS // 2  # for two query rows, as their weights stay in registers
 DECODED = 8  # keys whose values are decoded at once: there they take four times the room
 
 
 @cache
-def adder(source, acc, lanes, block):
+def adder(source, acc, lanes, block, products=""):
     """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
-    size, source_size = itemsize(acc), itemsize(source)
-    one_row, two_rows = row_adder(source, acc, 1, KEYS, lanes), row_adder(source, acc, 2, KEYS // 2, lanes)
-    one_key, vector = row_adder(source, acc, 1, 1, lanes), lanes * source_size
-
-    @part
-    def add(n, t, values, row, steps, sums, width):
-        """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
-        across, weights_row, vectors = width * size, block * size, width // lanes
-        x, whole = 0, steps - steps % KEYS if vectors else 0
-        while x < whole:
-            b, r = values + x * row, 0
-            ahead, along = soon(b, row, width * source_size)
-            while r < n:
-                weights, c = t + (r * block + x) * size, sums + r * across
-                if n - r > 1:
-                    half = KEYS // 2
-                    two_rows(weights, weights_row, b, row, c, across, vectors, ahead, along * half * vector)
-                    b_half, w_half = b + half * row, weights + half * size
-                    ahead += half * row * along
-                    two_rows(w_half, weights_row, b_half, row, c, across, vectors, ahead, along * half * vector)
-                    r += 2
-                else:
-                    one_row(weights, 0, b, row, c, 0, vectors, ahead, along * KEYS * vector)
-                    r += 1
-                ahead, along = b, 0
-            x += KEYS
-        for y in range(x, steps if vectors else 0):
-            for r in range(n):
-                b = values + y * row
-                one_key(t + (r * block + y) * size, 0, b, row, sums + r * across, 0, vectors, b, 0)
-
-    return add
-
-
-@cache
-def pair_adder(source, acc, lanes, block, products):
-    """Return ``add``, as `adder` does, for pairs of keys."""
     size, source_size = itemsize(acc), itemsize(source)
     one = np.dtype(acc).type(1)
     multiply = multiplier(acc, lanes, True, source, products)
-    vector = lanes * source_size
+    vector, add_long = lanes * source_size, None if products else long_adder(source, acc, lanes, block)
 
     @part
     def add(n, t, values, row, steps, sums, width):
         """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
         across, weights_row = width * size, block * size
-        r = 0
+        if add_long is not None:
+            if width > WIDE * lanes:
+                done = add_long(n, t, values, row, steps, sums, width)
+                t += done * size
+                values += done * row
+                steps -= done
+        r = 0 if steps else n
         while r < n:
             rows, weights, d = at_once(n - r), t + r * weights_row, 0
             while d < width:
@@ -87,11 +57,42 @@ def pair_adder(source, acc, lanes, block, products):
 
 
 @cache
+def long_adder(source, acc, lanes, block):
+    """Return ``add``, as `adder` does, for values of more than `WIDE` vectors; it says how many keys it has done."""
+    size, source_size = itemsize(acc), itemsize(source)
+    one_row, two_rows = row_adder(source, acc, 1, KEYS, lanes), row_adder(source, acc, 2, HALF, lanes)
+    vector = lanes * source_size
+
+    @part
+    def add(n, t, values, row, steps, sums, width):
+        across, weights_row, vectors, done = width * size, block * size, width // lanes, steps - steps % KEYS
+        for x in range(0, done, KEYS):
+            b, r = values + x * row, 0
+            ahead, along = soon(b, row, width * source_size)
+            while r < n:
+                weights, c = t + (r * block + x) * size, sums + r * across
+                if n - r == 1:
+                    one_row(weights, 0, b, row, c, 0, vectors, ahead, along * KEYS * vector)
+                else:
+                    for y in range(0, KEYS, HALF):
+                        here, soon_here = b + y * row, ahead + along * y * row
+                        two_rows(
+                            weights + y * size, weights_row, here, row, c, across, vectors, soon_here,
+                            along * HALF * vector,
+                        )  # fmt: skip
+                r += 2
+                ahead, along = b, 0  # it is on its way
+        return done
+
+    return add
+
+
+@cache
 def value_adder(dtype, sizes, stored):
     """Return ``add_values``, which adds the weighted values of a block. Of `stored` values, `value` is a `Head`."""
     if sizes.products:
         packed, in_place = (
-            pair_adder(source, sizes.acc, sizes.panel, sizes.block, sizes.products) for source in (sizes.acc, dtype)
+            adder(source, sizes.acc, sizes.panel, sizes.block, sizes.products) for source in (sizes.acc, dtype)
         )
         return few_rows_pairs.value_adder(sizes, stored, packed, in_place, STEP)
     if stored:

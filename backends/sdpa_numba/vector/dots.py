@@ -7,11 +7,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .emit import I32, I64, LLVM, call, constant, fetch, itemsize, prefetch, read, splat_value, widen, write
+from .emit import I32, I64, LINE, LLVM, call, constant, fetch, itemsize, prefetch, read, splat_value, widen, write
 from .unrolled import keep_rolled
 
 CHUNK = 32  # numbers of a row at a time, which share a scale
-LINE = 64  # bytes that are prefetched at once
 AHEAD = 4096  # bytes from what is read to what is prefetched: a processor does not foresee what lies in the next page
 
 

@@ -5,6 +5,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+LINE = 64  # bytes that are prefetched at once
 LLVM = {
     "bool": I8,
     "int8": I8,

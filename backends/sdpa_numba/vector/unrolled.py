@@ -5,9 +5,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from . import emit
-from .emit import I8, I16, I32, I64, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
+from .emit import I8, I16, I32, I64, LINE, LLVM, call, exchange, fetch, itemsize, join, read, splat_value, widen, write
 
-LINE = 64  # bytes of a cache line, of which some processors have longer ones
 AHEAD = 128  # bytes from what is read to what is prefetched of the same row
 
 
@@ -74,41 +73,44 @@ def _columns(builder, begin, columns, source, working):
     return found
 
 
-def row_dotter(source, target, lanes, panels):
-    """Return ``dots(q, a, a_row, steps, t, factor, more, ahead, along)``: products of a row with some other rows.
+def row_dotter(source, target, rows, lanes, panels):
+    """Return ``dots(q, q_row, a, a_row, steps, t, t_row, factor, more, ahead, along)``: products of rows with others.
 
-    There are ``panels * lanes`` of them, `a_row` bytes apart from `a` on, stored as `source`. A step is as many columns
-    as `row_step` says; each prefetches as many bytes as it reads, from `ahead` on, which moves by `along`. Each number
-    of `t` is set to a chain of fused multiply-adds, times `factor`; where there were `more` columns before, the chain
-    is added to it first.
+    There are `rows` in `q`, and in `a` ``panels * lanes``, stored as `source`. A step is as many columns as `row_step`
+    says; each prefetches as many bytes as it reads of `a`, from `ahead` on, which moves by `along`. Each number of `t`
+    is set to a chain of fused multiply-adds, times `factor`; where there were `more` columns before, the chain is added
+    to it first.
     """
     columns, size, source_size = row_step(source, lanes), itemsize(target), itemsize(source)
     vector, lines = ir.VectorType(LLVM[target], lanes), max(1, lanes * columns * source_size // LINE)
 
     @intrinsic
-    def dots(_, q, a, a_row, steps, t, factor, more, ahead, along):
+    def dots(_, q, q_row, a, a_row, steps, t, t_row, factor, more, ahead, along):
         def generate(context, builder, signature, arguments):
-            q, a, a_row, steps, t, factor, more, ahead, along = arguments
+            q, q_row, a, a_row, steps, t, t_row, factor, more, ahead, along = arguments
             zero = splat_value(builder, LLVM[target](0.0), lanes)
             entry, loop, done = builder.block, *map(builder.append_basic_block, ("rows", "rows.end"))
             builder.branch(loop)
             builder.position_at_end(loop)
             step, q_now, a_now, soon = (builder.phi(I64) for _ in range(4))
-            sums = [builder.phi(vector) for _ in range(panels)]
-            results = []
-            for panel, total in enumerate(sums):
+            sums = [builder.phi(vector) for _ in range(panels * rows)]
+            results = list(sums)
+            for panel in range(panels):
                 emit.fence(builder)  # or LLVM reads the numbers of q for all panels first, and has no registers left
-                base, numbers = emit.hidden(builder, builder.add(a_now, builder.mul(a_row, I64(panel * lanes)))), q_now
+                base = emit.hidden(builder, builder.add(a_now, builder.mul(a_row, I64(panel * lanes))))
+                numbers = [builder.add(q_now, builder.mul(q_row, I64(row))) for row in range(rows)]
                 begin = [builder.add(base, builder.mul(a_row, I64(i))) for i in range(lanes)]
-                prefetch_lines(builder, builder.add(soon, I64(panel * lines * LINE)), lines)
+                _fetch_lines(builder, builder.add(soon, I64(panel * lines * LINE)), lines)
                 for e, column in enumerate(_columns(builder, begin, columns, source, target)):
-                    number = read(builder, builder.add(numbers, I64(e * size)), target, target)
-                    total = call(builder, "fma", splat_value(builder, number, lanes), column, total)
-                results.append(total)
+                    for place, first in enumerate(numbers, panel * rows):
+                        number = read(builder, builder.add(first, I64(e * size)), target, target)
+                        results[place] = call(
+                            builder, "fma", splat_value(builder, number, lanes), column, results[place]
+                        )
             following = builder.add(step, I64(1))
             q_next, a_next = builder.add(q_now, I64(columns * size)), builder.add(a_now, I64(columns * source_size))
             for phi, start, value in zip(
-                (step, q_now, a_now, soon, *sums), (I64(0), q, a, ahead, *[zero] * panels),
+                (step, q_now, a_now, soon, *sums), (I64(0), q, a, ahead, *[zero] * len(sums)),
                 (following, q_next, a_next, builder.add(soon, along), *results), strict=True,
             ):  # fmt: skip
                 phi.add_incoming(start, entry)
@@ -116,14 +118,15 @@ def row_dotter(source, target, lanes, panels):
             keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, steps), loop, done))
             builder.position_at_end(done)
             scale = splat_value(builder, factor, lanes)
-            for panel, total in enumerate(results):
-                to = builder.add(t, I64(panel * lanes * size))
+            for place, total in enumerate(results):
+                panel, row = divmod(place, rows)
+                to = builder.add(builder.add(t, builder.mul(t_row, I64(row))), I64(panel * lanes * size))
                 before = read(builder, to, target, target, lanes)
                 total = builder.select(more, builder.fadd(before, total), total)
                 write(builder, to, builder.fmul(total, scale), target)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5, getattr(types, target), types.boolean, *[types.int64] * 2), generate
+        return types.void(*[types.int64] * 7, getattr(types, target), types.boolean, *[types.int64] * 2), generate
 
     return dots
 
@@ -153,7 +156,7 @@ def row_adder(source, target, rows, keys, lanes):
             builder.branch(loop)
             builder.position_at_end(loop)
             step, b_now, c_now, soon = (builder.phi(I64) for _ in range(4))
-            prefetch_lines(builder, soon, lines)
+            _fetch_lines(builder, soon, lines)
             places = [builder.add(c_now, builder.mul(c_row, I64(row))) for row in range(rows)]
             totals = [read(builder, place, target, target, lanes) for place in places]
             for key in range(keys):
@@ -180,7 +183,7 @@ def row_adder(source, target, rows, keys, lanes):
     return add
 
 
-def prefetch_lines(builder, address, lines):
+def _fetch_lines(builder, address, lines):
     """Prefetch so many cache lines from `address` on."""
     for line in range(lines):
         emit.prefetch(builder, builder.add(address, I64(line * LINE)))
