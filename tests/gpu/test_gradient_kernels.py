@@ -118,10 +118,10 @@ def test_keys_at_the_edges_of_tiles_have_gradients():
 @pytest.mark.parametrize("where", ["query", "grad"])
 @pytest.mark.parametrize("kind", ["array", "bias"])
 def test_a_row_that_is_not_finite_reaches_the_keys_that_it_keeps_and_no_others(where, kind):
-    rng = np.random.default_rng(0)
-    q, k, v, grad = (rng.standard_normal((1, n, 16)).astype(np.float16) for n in (64, 70, 70, 64))  # whole tiles of rows
+    rng, L = np.random.default_rng(0), 64  # whole tiles of rows
+    q, k, v, grad = (rng.standard_normal((1, n, 16)).astype(np.float16) for n in (L, 70, 70, L))
     (q if where == "query" else grad)[0, 7, 3] = np.nan
-    keep = rng.random((64, 70)) < 0.5
+    keep = rng.random((L, 70)) < 0.5
     keep[7, 1::2] = False
     options = {"mask": keep} if kind == "array" else {"bias": np.where(keep, 0, -np.inf).astype(np.float16)}
     problem, caller = pose(q, k, v, **options)
