@@ -100,6 +100,37 @@ def test_what_nvrtc_makes_of_them(n):
         assert_right(pulled(given, grad, grad_lse, Interpreter(arch), arch), given, grad, grad_lse)
 
 
+@needs_compiler
+def test_keys_at_the_edges_of_tiles_have_gradients():
+    """A row alone, whose last or first visible key is the first or last of a tile."""
+    rng = np.random.default_rng(0)
+    ends = [(0, 1), (0, 33), (0, 64), (0, 65), (0, 129), (15, 16), (31, 32), (31, 33), (63, 64), (63, 65), (128, 129)]
+    start, stop = np.array(ends).T
+    q, k, v, grad = (rng.standard_normal((len(ends), 1, n, 16)).astype(np.float16) for n in (1, 140, 140, 1))
+    options = {"mask": sr.KeyStarts(start) & sr.KeyLengths(stop)}
+    problem, caller = pose(q, k, v, **options)
+    found = caller.gradients(differentiate(problem, grad, None, None, 80, Fibers(80), np), q, k, v, None, None)
+    for name, gradient, budget in zip("qkv", found, gradient_budget(q, k, v, grad, **options), strict=False):
+        assert_within(gradient, budget, what=f"gradient of {name}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("where", ["query", "grad"])
+@pytest.mark.parametrize("kind", ["array", "bias"])
+def test_a_row_that_is_not_finite_reaches_the_keys_that_it_keeps_and_no_others(where, kind):
+    rng, L = np.random.default_rng(0), 64  # whole tiles of rows
+    q, k, v, grad = (rng.standard_normal((1, n, 16)).astype(np.float16) for n in (L, 70, 70, L))
+    (q if where == "query" else grad)[0, 7, 3] = np.nan
+    keep = rng.random((L, 70)) < 0.5
+    keep[7, 1::2] = False
+    options = {"mask": keep} if kind == "array" else {"bias": np.where(keep, 0, -np.inf).astype(np.float16)}
+    problem, caller = pose(q, k, v, **options)
+    found = caller.gradients(differentiate(problem, grad, None, None, 80, Fibers(80), np), q, k, v, None, None)
+    assert np.isnan(found.value).any()
+    for gradient in (found.key, found.value):
+        assert np.isfinite(gradient[0, ~keep[7]]).all()
+
+
 FAULTS = {  # the file, what stands there, what is put in its place, and a case that must show it
     "the row sum left out": ("gradients.h", " - flow.inner)", ")", {}),
     "dropout in one pass only": ("gradients.h", "s = kept ? weight : 0;", "s = weight;", {"dropout": 0.4}),

@@ -205,4 +205,4 @@ def test_errors_of_wide_heads(E, arch):
     q, k, v = (rng.standard_normal((1, n, E)).astype("float32") for n in (33, 100, 100))
     budget = error_budget(q, k, v)
     output = forward(problem_of(q, k, v), frozenset({"output"}), arch, Fibers(arch)).output
-    assert abs(output - budget.expected).max() < budget.empirical / 4  # 0.3 to 0.7 of it where scores stay in the tensor core
+    assert abs(output - budget.expected).max() < budget.empirical / 4  # 0.3 and more where they stay in the tensor core
