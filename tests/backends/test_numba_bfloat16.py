@@ -16,7 +16,7 @@ from machine_code import assembly_of, loops
 from numba.core.registry import cpu_target
 from sdpa_numba.compile import products as choice
 from sdpa_numba.compile.cache import jit
-from sdpa_numba.kernels import few_rows_steps, pairs, tiles
+from sdpa_numba.kernels import few_rows_products, pairs, tiles
 from sdpa_numba.plan import sizes_for
 from sdpa_numba.vector.pairs import one_dot
 from sdpa_numba.vector.simd import loader, storer
@@ -178,8 +178,8 @@ def test_inner_loops_are_products_of_pairs_without_calls_or_spills(processor):
     sizes = sizes_for("float32", *registers)._replace(products=product)
     scores, values = tiles.multiplier(sizes, False), tiles.multiplier(sizes, True)
     join = pairs.weights(sizes).join
-    few = few_rows_steps.multiplier("float32", sizes.panel, False, "float32", product)
-    in_place = few_rows_steps.multiplier("float32", sizes.panel, True, "bfloat16", product)
+    few = few_rows_products.multiplier("float32", sizes.panel, False, "float32", product)
+    in_place = few_rows_products.multiplier("float32", sizes.panel, True, "bfloat16", product)
 
     def many_loops(vectors, a, row, step, b, c, steps, factor):
         scores(vectors, a, row, step, b, c, steps, factor)

@@ -20,7 +20,8 @@ from sdpa_numba.vector.simd import allocate, lane, loader, release, splatter, st
 from . import pairs
 from .dropout import TABLE, key_dropout
 from .elementary import elementary
-from .few_rows_steps import PANELS, adjuster, scorer, softmax_step
+from .few_rows_products import PANELS, scorer
+from .few_rows_steps import adjuster, softmax_step
 from .few_rows_values import STEP, value_adder
 from .few_rows_weights import weights
 from .finish import finisher, lse_of

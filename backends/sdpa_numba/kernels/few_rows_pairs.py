@@ -54,12 +54,12 @@ def value_adder(sizes, stored, add_packed, add_in_place, most):
                 source = value + (j0 + first) * row
             weights, whole = t + x * BYTES, first == x and (last - x) % 2 == 0
             if complete and whole and column == BYTES and p.Ev == width:
-                add_in_place(n, weights, source, 2 * row, (last - x) // 2, sums, width)
+                add_in_place(n, weights, source, 2 * row, (last - x) // 2, sums, width, 0)
             elif (
                 pack_values(source, row, column, first - x, last - first, p.Ev, values, width * WORD, vector)
                 or complete
             ):
-                add_packed(n, weights, values, width * WORD, (last - x + 1) // 2, sums, width)
+                add_packed(n, weights, values, width * WORD, (last - x + 1) // 2, sums, width, 0)
             else:
                 add_carefully(p, a, rows, n, t, source, row, column, j0, x, first, last, sums, width)
             x += at_once

@@ -11,7 +11,7 @@ from sdpa_numba.vector.unrolled import row_adder
 
 from . import few_rows_pairs
 from .codes import code_product
-from .few_rows_steps import PANELS, WIDE, at_once, multiplier, soon
+from .few_rows_products import PANELS, WIDE, at_once, multiplier, soon, soon_in_pages
 from .heads import page_at
 from .pack import value_packer
 from .rows import keeps
@@ -26,19 +26,19 @@ DECODED = 8  # keys whose values are decoded at once: there they take four times
 
 @cache
 def adder(source, acc, lanes, block, products=""):
-    """Return ``add(n, t, values, row, steps, sums, width)`` for values stored as `source`."""
+    """Return ``add(n, t, values, row, steps, sums, width, ahead)`` for values stored as `source`."""
     size, source_size = itemsize(acc), itemsize(source)
     one = np.dtype(acc).type(1)
     multiply = multiplier(acc, lanes, True, source, products)
     vector, add_long = lanes * source_size, None if products else long_adder(source, acc, lanes, block)
 
     @part
-    def add(n, t, values, row, steps, sums, width):
+    def add(n, t, values, row, steps, sums, width, ahead):
         """Add ``P @ V`` for `steps` keys, whose values lie `row` bytes apart."""
         across, weights_row = width * size, block * size
         if add_long is not None:
             if width > WIDE * lanes:
-                done = add_long(n, t, values, row, steps, sums, width)
+                done = add_long(n, t, values, row, steps, sums, width, ahead)
                 t += done * size
                 values += done * row
                 steps -= done
@@ -64,24 +64,23 @@ def long_adder(source, acc, lanes, block):
     vector = lanes * source_size
 
     @part
-    def add(n, t, values, row, steps, sums, width):
+    def add(n, t, values, row, steps, sums, width, ahead):
         across, weights_row, vectors, done = width * size, block * size, width // lanes, steps - steps % KEYS
         for x in range(0, done, KEYS):
             b, r = values + x * row, 0
-            ahead, along = soon(b, row, width * source_size)
+            soon_here, along = (ahead + x * row, 1) if ahead else (b, 0)
             while r < n:
                 weights, c = t + (r * block + x) * size, sums + r * across
                 if n - r == 1:
-                    one_row(weights, 0, b, row, c, 0, vectors, ahead, along * KEYS * vector)
+                    one_row(weights, 0, b, row, c, 0, vectors, soon_here, along * KEYS * vector)
                 else:
                     for y in range(0, KEYS, HALF):
-                        here, soon_here = b + y * row, ahead + along * y * row
                         two_rows(
-                            weights + y * size, weights_row, here, row, c, across, vectors, soon_here,
-                            along * HALF * vector,
+                            weights + y * size, weights_row, b + y * row, row, c, across, vectors,
+                            soon_here + along * y * row, along * HALF * vector,
                         )  # fmt: skip
                 r += 2
-                ahead, along = b, 0  # it is on its way
+                soon_here, along = b, 0  # it is on its way
         return done
 
     return add
@@ -129,7 +128,9 @@ def value_adder(dtype, sizes, stored):
     def add_rows(n, t, source, row, low, high, sums, width):
         """Add ``P @ V`` from where V lies."""
         for x in range(low, high, STEP):
-            add_in_place(n, t + x * size, source + x * row, row, min(STEP, high - x), sums, width)
+            first = source + x * row
+            ahead = soon(first, row, width * source_size)
+            add_in_place(n, t + x * size, first, row, min(STEP, high - x), sums, width, ahead)
 
     @part
     def add_values(p, a, rows, n, t, value, values, j0, low, high, complete, sums, width):
@@ -148,7 +149,7 @@ def value_adder(dtype, sizes, stored):
         for x in range(low, high, STEP):
             steps, first = min(STEP, high - x), source + x * row
             if pack_values(first, row, column, steps, p.Ev, values, width * size, vector) or complete:
-                add_packed(n, t + x * size, values, width * size, steps, sums, width)
+                add_packed(n, t + x * size, values, width * size, steps, sums, width, 0)
             else:
                 add_carefully(p, a, rows, n, t, value, j0, x, x + steps, sums, width)
 
@@ -187,7 +188,8 @@ def stored_value_adder(dtype, sizes):
                 page, slot = page_at(value, j)
                 steps = min(steps, value.page - slot)
                 first = value.first + page * value.leap + slot * value.down
-                add_in_place(n, t + x * size, first, value.down, steps, sums, width)
+                ahead = soon_in_pages(value, j, p.S, width * own)
+                add_in_place(n, t + x * size, first, value.down, steps, sums, width, ahead)
             elif as_codes:
                 page, slot = page_at(value, j)
                 steps = min(steps, value.page - slot)
@@ -198,9 +200,9 @@ def stored_value_adder(dtype, sizes):
                 for y in range(steps):
                     for d in range(value.width, width):
                         store(values + y * across + d * size, zero)
-                add_packed(n, t + x * size, values, across, steps, sums, width)
+                add_packed(n, t + x * size, values, across, steps, sums, width, 0)
             elif pack_rows(value, j, steps, values, across, vector) or complete:
-                add_packed(n, t + x * size, values, across, steps, sums, width)
+                add_packed(n, t + x * size, values, across, steps, sums, width, 0)
             else:
                 add_carefully(p, a, rows, n, t, values, j, x, steps, sums, width)
             x += steps
