@@ -36,3 +36,22 @@ def test_a_decode_of_500_steps_has_the_bits_of_the_prefill(fast_backend, kind, s
         by_token.append(turned(key[:, :, one]), turned(value[:, :, one]))
         step = turned(by_token.attend(turned(query[:, :, one]), backend=fast_backend))
         np.testing.assert_array_equal(step, prefill[:, :, one])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("E", [64, 128])
+@pytest.mark.parametrize("page", [5, 8, 16, 48, 128])
+def test_rows_over_pages_have_the_bits_of_the_array_that_they_mean(fast_backend, page, E, dtype):
+    """One row, four and others are taken in different ways; pages hold a few panels of keys, or parts of one."""
+    rng, length = np.random.default_rng(page), 307
+    count = -(-length // page)
+    table = rng.permutation(count + 3)[:count]
+    pages = rng.standard_normal((2, count + 3, 2, page, E)).astype(dtype)
+    pages[:, np.setdiff1d(np.arange(count + 3), table)] = np.nan  # pages that nobody needs
+    key, value = (sr.Paged(numbers, table, length) for numbers in pages)
+    for group in (1, 3, 4):
+        query = rng.standard_normal((2 * group, 1, E)).astype(dtype)
+        paged = sr.sdpa(query, key, value, backend=fast_backend)
+        dense = sr.sdpa(query, key.dense()[:, :length], value.dense()[:, :length], backend=fast_backend)
+        np.testing.assert_array_equal(paged, dense)
+        assert np.isfinite(paged).all()
