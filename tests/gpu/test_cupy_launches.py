@@ -103,6 +103,19 @@ def test_a_call_in_a_loop_does_little_in_python(machine, launches):
     assert len(calls) < 90
 
 
+def own_calls(step):
+    """Return how many functions of the two packages a second step calls."""
+    calls = []
+    step()
+    sys.setprofile(lambda frame, event, what: calls.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    packages = tuple(str(Path(each.__file__).parent) for each in (sr, sdpa_cupy))
+    return len([file for file in calls if file.startswith(packages)])
+
+
 @pytest.mark.parametrize("S", [400, 4000])
 @pytest.mark.parametrize(
     ("options", "given", "most"),
@@ -112,25 +125,14 @@ def test_a_step_of_decoding_does_little_in_python(machine, launches, options, gi
     """What a whole call costs, whatever its length and offset, counted as calls of the two packages' functions."""
     machine(arch=90)
     q, k, v = device.moved(qkv(L=1, S=S, E=128, Ev=128, Hq=8, dtype=np.float16))
-    out, calls = strict_cupy.asarray(np.zeros((2, 8, 1, 128), np.float16)), []
-    given = {"out": out} if given else {}
+    given = {"out": strict_cupy.asarray(np.zeros((2, 8, 1, 128), np.float16))} if given else {}
     steps = iter([(n, {"query_offset": n} if options else {}) for n in (S - 3, S - 2)])
 
     def step():
         n, offset = next(steps)
-        keys, values = k[..., : n + 1, :], v[..., : n + 1, :]
-        sys.setprofile(lambda frame, event, what: calls.append(frame.f_code.co_filename) if event == "call" else None)
-        try:
-            sr.sdpa(q, keys, values, **given, **options, **offset)
-        finally:
-            sys.setprofile(None)
+        sr.sdpa(q, k[..., : n + 1, :], v[..., : n + 1, :], **given, **options, **offset)
 
-    step()
-    calls.clear()
-    step()
-    packages = tuple(str(Path(each.__file__).parent) for each in (sr, sdpa_cupy))
-    own = [file for file in calls if file.startswith(packages)]
-    assert 0 < len(own) <= most + 8 * (S > 512)  # a second kernel, and memory for both
+    assert 0 < own_calls(step) <= most + 8 * (S > 512)  # a second kernel, and memory for both
 
 
 def test_each_device_loads_its_own_kernels(machine, launches):
@@ -284,18 +286,5 @@ def test_other_lengths_of_each_entry_are_other_numbers_of_the_same_kernels(machi
 )  # fmt: skip
 def test_other_steps_of_decoding_do_little_in_python(machine, launches, options, most):
     machine(arch=90)
-    arrays, calls = device.moved(qkv(L=1, S=400, E=128, Ev=128, Hq=8, dtype=np.float16)), []
-
-    def step():
-        sys.setprofile(lambda frame, event, what: calls.append(frame.f_code.co_filename) if event == "call" else None)
-        try:
-            sr.sdpa(*arrays, **options)
-        finally:
-            sys.setprofile(None)
-
-    step()
-    calls.clear()
-    step()
-    packages = tuple(str(Path(each.__file__).parent) for each in (sr, sdpa_cupy))
-    own = [file for file in calls if file.startswith(packages)]
-    assert 0 < len(own) <= most
+    arrays = device.moved(qkv(L=1, S=400, E=128, Ev=128, Hq=8, dtype=np.float16))
+    assert 0 < own_calls(lambda: sr.sdpa(*arrays, **options)) <= most

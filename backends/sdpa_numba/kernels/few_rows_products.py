@@ -6,8 +6,8 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.rows import row_dotter, row_step
 from sdpa_numba.vector.tiler import CHAIN, tiler
-from sdpa_numba.vector.unrolled import row_dotter, row_step
 
 from . import pairs
 from .heads import page_at
@@ -145,18 +145,17 @@ def scorer(dtype, sizes, stored):
             taken = at_a_time(n, column, p.E)
         while x < high:
             if in_place and taken and x + taken <= high:
-                j, to = j0 + x, t + x * size
+                j = j0 + x
                 if stored:
                     page, slot = page_at(key, j)
-                    if slot + taken <= key.page:
-                        ahead = soon_in_pages(key, j, p.S, p.E * source_size)
-                        first = key.first + page * key.leap + slot * key.down
-                        score_rows(n, queries, first, key.down, taken, p.E, to, number(p.scale), ahead)
-                        x += taken
-                        continue
+                    first, down = key.first + page * key.leap + slot * key.down, key.down
+                    whole = slot + taken <= key.page
+                    ahead = soon_in_pages(key, j, p.S, p.E * source_size)
                 else:
-                    ahead = soon(key + j * row, row, p.E * source_size)
-                    score_rows(n, queries, key + j * row, row, taken, p.E, to, number(p.scale), ahead)
+                    first, down, whole = key + j * row, row, True
+                    ahead = soon(first, row, p.E * source_size)
+                if whole:
+                    score_rows(n, queries, first, down, taken, p.E, t + x * size, number(p.scale), ahead)
                     x += taken
                     continue
             panels = PANELS if x + PANELS * lanes <= high else 1

@@ -6,8 +6,8 @@ import numpy as np
 
 from sdpa_numba.compile.parts import part
 from sdpa_numba.vector.emit import itemsize
+from sdpa_numba.vector.rows import row_adder
 from sdpa_numba.vector.simd import any_lane, fma, loader, select, splatter, storer
-from sdpa_numba.vector.unrolled import row_adder
 
 from . import few_rows_pairs
 from .codes import code_product
